@@ -65,8 +65,8 @@ mark("planned")
 def told(event):
     if event["event"] in ("recovered", "committed", "epoch", "opened"):
         mark(event["event"])
-from penstock.spark import query
-timed(query, "start", "query start")
+from penstock.engine import streaming
+timed(streaming, "start", "query start")
 from penstock.ops import attach
 original = attach.take_turn
 def turn(*given):

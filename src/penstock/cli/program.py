@@ -40,12 +40,9 @@ def supervisor_main() -> None:
 
 
 def driver_main() -> None:
-    from penstock.supply import early
-
     lifeline.connect()
     attach_process()
     start = Start.read(Path(sys.argv[1]))
-    early.begin(Path(start.script))
     with start.in_effect():
         sys.exit(run(Path(start.script), list(start.arguments)))
 
@@ -73,9 +70,6 @@ def supervise(start: Start, file: Path | None = None) -> int:
 
 def run_here(start: Start) -> int:
     """Run the job in this process, without a supervisor."""
-    from penstock.supply import early
-
-    early.begin(Path(start.script))
     with start.in_effect(), show_restore(start):
         return run(Path(start.script), list(start.arguments))
 

@@ -84,7 +84,7 @@ def take_turn(
 
 def _start_workers(spark: SparkSession, modules: Sequence[str]) -> None:
     """During recovery, so that the first epoch finds them. Where this fails, the first epoch starts them."""
-    from penstock.spark.rehearsal import warm_workers
+    from penstock.spark.warm_up import warm_workers
 
     try:
         warm_workers(spark, modules)
@@ -96,7 +96,7 @@ def _keep_warm(
     turn: threading.Event, spark: SparkSession, modules: Sequence[str], once: Sequence[_Step], look: _Step
 ) -> None:
     """Failures do not matter here: the start itself reports what is wrong."""
-    from penstock.spark.rehearsal import warm_up, warm_workers
+    from penstock.spark.warm_up import warm_up, warm_workers
 
     for name in (*_HERE, *modules):
         with contextlib.suppress(ImportError):

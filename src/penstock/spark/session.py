@@ -39,8 +39,7 @@ from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
 from penstock.supply.jars import has_connector, is_present, jar_set
-from penstock.supply.java import find_java, wrapped_home
-from penstock.supply.launch import conf_folder, start_java
+from penstock.supply.java import ClassArchive, find_java, slim_home, wrapped_home
 from penstock.supply.pack import is_shipped
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
 
@@ -51,6 +50,8 @@ if TYPE_CHECKING:
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 _LOGGING = "LOG4J_CONFIGURATION_FILE"
+_SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"  # Spark adds it to the driver's Java options
+_LAUNCHER_OPTIONS = "SPARK_LAUNCHER_OPTS"  # for the JVM that only puts the driver's command line together
 _QUIET = Path(__file__).with_name("log4j2.properties")
 #: Where users configure Java's logging.
 _JAVA_VARIABLES = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
@@ -64,8 +65,9 @@ CHECKSUM_FILES = "spark.penstock.checksum-files"
 _KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _KAFKA_NAME = "spark-sql-kafka-0-10"
 #: Where users name jars of their own, and which settings show that they have some, or an order of class paths.
-_NAMED = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-_SIGNS = ("spark.jars", "spark.driver.userClassPathFirst")
+_CLASS_PATH = "spark.driver.extraClassPath"
+_NAMED = ("spark.jars", "spark.jars.packages", _CLASS_PATH)
+_SIGNS = ("spark.jars", "spark.driver.userClassPathFirst", _CLASS_PATH)
 
 #: Why each: see docs/reference/settings.md.
 DEFAULTS: Mapping[str, str] = {
@@ -143,14 +145,50 @@ def _given(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) 
     so it is started here, with the user's settings: some, such as its memory, count only then. `jars`: sets for its
     class path."""
     from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
-    usual = not os.environ.get(_ARGUMENTS) and SparkContext._gateway is None
-    with java_environment(wanted) as plain:
-        gateway = start_java(plain, archive=archive, jars=jars) if usual else None
-        SparkContext._ensure_initialized(gateway=gateway, conf=SparkConf().setAll(list(plain.items())))
+    if SparkContext._gateway is None and _GATEWAY_PORT not in os.environ and jars:
+        wanted[_CLASS_PATH] = ":".join(str(path) for name in jars for path in jar_set(name))
+    classes = _class_archive(conf, jars) if archive and SparkContext._gateway is None else None
+    try:
+        _start_java(wanted, classes)
+    except PySparkRuntimeError:
+        if classes is None or not classes.java_options():
+            raise
+        classes.distrust()
+        _start_java(wanted, None)
+    if classes is not None:
+        classes.make_later()
     return SparkConf()
+
+
+def _start_java(conf: Mapping[str, str], classes: ClassArchive | None) -> None:
+    from pyspark import SparkConf, SparkContext
+
+    with java_environment(conf, classes.java_options() if classes is not None else ()) as plain:
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
+
+
+def _class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive | None:
+    """None where classes may come from a folder: Java makes no archive of such a class path."""
+    folder = conf_folder()
+    if _GATEWAY_PORT in os.environ or (folder.is_dir() and any(folder.iterdir())):
+        return None
+    texts = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
+    return ClassArchive(find_java(), _spark_home(), " ".join(texts).split(), jars)
+
+
+def _spark_home() -> Path:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(_find_spark_home())
+
+
+def conf_folder() -> Path:
+    """Where Spark looks for its own configuration."""
+    return Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
 
 
 def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
@@ -196,20 +234,27 @@ def _local_cores(master: str) -> int:
 
 
 @contextmanager
-def java_environment(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Set Java's environment while it starts, and yield the settings that may stand on its command line. Where Java
-    runs already, as under spark-submit, nothing is changed."""
+def java_environment(conf: Mapping[str, str], options: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Set Java's environment while it starts, with `options` for it, and yield the settings that may stand on its
+    command line. Where Java runs already, as under spark-submit, nothing is changed."""
     if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
     secret = {key: value for key, value in conf.items() if _is_secret(key, value)}
     plain = {key: value for key, value in conf.items() if key not in secret}
-    before = {name: os.environ.get(name) for name in (_ARGUMENTS, _LOGGING, "JAVA_HOME")}
+    changed = (_ARGUMENTS, _LOGGING, "JAVA_HOME", _SUBMIT_OPTIONS, _LAUNCHER_OPTIONS, "SPARK_HOME")
+    before = {name: os.environ.get(name) for name in changed}
     folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))  # made with mode 0700
     try:
         os.environ["JAVA_HOME"] = str(_quiet_java())
         if not _has_own_logging(conf):
             os.environ[_LOGGING] = _QUIET.as_uri()
+        os.environ.setdefault(_LAUNCHER_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        if options:
+            os.environ[_SUBMIT_OPTIONS] = " ".join([os.environ.get(_SUBMIT_OPTIONS, ""), *options]).strip()
+        own_workers = os.environ.get("PYSPARK_PYTHON") == sys.executable and "SPARK_HOME" not in os.environ
+        if own_workers and runs_tasks_itself(conf.get("spark.master", "local")):
+            os.environ["SPARK_HOME"] = str(slim_home(_spark_home()))
         given = os.environ.get(_ARGUMENTS) or "pyspark-shell"
         if secret and "--properties-file" not in given:  # there can be one; then Spark gets them once Java runs
             file = folder / "spark.properties"
@@ -294,6 +339,8 @@ def paths_to_give(sets: Sequence[str], master: str, setting: Callable[[str], str
     """The jars that Spark is given once Java runs: not what the user has named, nor what is on the class path of a
     driver that runs tasks itself."""
     named = " ".join(map(setting, _NAMED))
+    for path in (path for jar in sets for path in jar_set(jar)):
+        named = named.replace(str(path), "")  # ours, on the class path
     paths = [str(path) for jar in sets if not _is_brought(jar, named) for path in jar_set(jar)]
     return _not_on_class_path(paths) if runs_tasks_itself(master) else paths
 

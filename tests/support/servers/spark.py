@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -25,7 +26,6 @@ from penstock import processes
 from penstock.dev.server import HOST, Server, Stoppable, free_port
 from penstock.naming import user_cache
 from penstock.supply.java import find_java, wrapped_home
-from penstock.supply.launch import scala_version
 
 _PACKAGE = "org.apache.spark.deploy"
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
@@ -71,7 +71,7 @@ class SparkDaemon(Server):
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))},
             "SPARK_HOME": str(spark_home()),
-            "SPARK_SCALA_VERSION": scala_version(spark_home()),
+            "SPARK_SCALA_VERSION": _scala_version(),
             "JAVA_HOME": str(wrapped_home(find_java().home, user_cache())),  # executors run on it
             "SPARK_LOCAL_IP": HOST,
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
@@ -231,3 +231,12 @@ def ask_master(ui_port: int) -> dict[str, Any] | None:
     finally:
         connection.close()
     return found if answer.status == 200 and "workers" in found else None
+
+
+def _scala_version() -> str:
+    """What Spark's scripts tell Java, which starts executors with it."""
+    match = re.search(
+        r"^\s*export SPARK_SCALA_VERSION=([\d.]+)", (spark_home() / "bin" / "load-spark-env.sh").read_text(), re.M
+    )
+    assert match is not None
+    return match[1]

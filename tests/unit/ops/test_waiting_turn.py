@@ -13,7 +13,7 @@ from py4j.protocol import Py4JNetworkError
 from penstock.ops import attach, turn
 from penstock.ops.process import lifeline
 from penstock.sinks.kafka import KafkaSink
-from penstock.spark import rehearsal
+from penstock.spark import warm_up
 from tests.support.waiting import until
 
 
@@ -33,8 +33,8 @@ class World:
         patch.setattr(turn, "_HERE", ("penstock.no_such_module",))
         patch.setattr(lifeline, "report_ready", lambda: self.told.append("ready"))
         patch.setattr(lifeline, "report_running", lambda: self.told.append("running"))
-        patch.setattr(rehearsal, "warm_up", self._warm_up)
-        patch.setattr(rehearsal, "warm_workers", lambda spark, modules: self.done.append("workers"))
+        patch.setattr(warm_up, "warm_up", self._warm_up)
+        patch.setattr(warm_up, "warm_workers", lambda spark, modules: self.done.append("workers"))
         patch.setattr(turn.os, "_exit", self.ended.append)  # type: ignore[attr-defined]
 
     def _warm_up(self, spark: Any, modules: list[str]) -> None:
@@ -90,7 +90,7 @@ def test_its_turn_comes_while_it_still_warms_up(world: World, monkeypatch: pytes
         busy.set()
         go_on.wait(30)
 
-    monkeypatch.setattr(rehearsal, "warm_up", slow)
+    monkeypatch.setattr(warm_up, "warm_up", slow)
     waiting = world.start()
     assert busy.wait(30)
     world.turn.set()
@@ -137,7 +137,7 @@ def test_workers_that_do_not_start_are_left_to_the_first_epoch(world: World, mon
     def fail(spark: Any, modules: Any) -> None:
         raise RuntimeError("no process left")
 
-    monkeypatch.setattr(rehearsal, "warm_workers", fail)
+    monkeypatch.setattr(warm_up, "warm_workers", fail)
     turn._start_workers(SimpleNamespace(), [])  # type: ignore[arg-type]
     assert world.done == []
 

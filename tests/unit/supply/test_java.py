@@ -104,20 +104,3 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert user_cache({"XDG_CACHE_HOME": "/b"}) == Path("/b/penstock")
     monkeypatch.setenv("HOME", "/home/someone")
     assert user_cache({}) == Path("/home/someone/.cache/penstock")
-
-
-def test_a_java_is_asked_for_its_version_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Over all processes; another one in the same place is asked again."""
-    home = fake_java(tmp_path / "jdk", "17.0.1")
-    monkeypatch.setenv("JAVA_HOME", str(home))
-    assert java.find_java().version == 17
-    monkeypatch.setattr(java, "java_version", lambda _: pytest.fail("asked again"))
-    java._find.cache_clear()
-    assert java.find_java().version == 17
-    monkeypatch.undo()
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("JAVA_HOME", str(home))
-    binary = home / "bin" / "java"
-    binary.write_text(binary.read_text().replace("17.0.1", "21.0.100"))
-    java._find.cache_clear()
-    assert java.find_java().version == 21

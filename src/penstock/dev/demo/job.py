@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.supply import early
-
 if TYPE_CHECKING:
     from penstock import Job
 
@@ -60,6 +58,5 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     home = Path(sys.argv[1])
-    early.begin(home)
     _end_with_parent()
     build(home, int(sys.argv[2]), float(sys.argv[3])).run()

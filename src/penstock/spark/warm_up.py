@@ -1,8 +1,8 @@
-"""What a driver does at its start, done once before it matters: classes are loaded, code is compiled, Python workers
-are there. It reads nothing of the user's and writes nothing but a temporary folder.
+"""The work of a driver's start, done before it matters: classes are loaded, code is compiled, Python workers run. It
+reads nothing of the user's and writes only to a temporary folder.
 
-`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.rehearsal ARCHIVE JARS [FLAGS]` does
-it in a process of its own, whose JVM archives the classes that it has loaded: see `class_archive`.
+`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.warm_up ARCHIVE JARS [FLAGS]` does it
+in a process of its own, whose JVM archives the classes that it has loaded: see `ClassArchive`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ import signal
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark.session import session
 from penstock.storage.private import only_one
-from penstock.supply.class_archive import TARGET, keep, loaded_file, tried_file, was_tried
-from penstock.supply.loaded_classes import load_classes
+from penstock.supply.jars import jar_set
+from penstock.supply.java import TARGET, keep_archive, tried_file, was_tried
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_MAKING_SECONDS = 1800  # after which something hangs; on a busy machine others come first for long
+_MAKING_SECONDS = 1800  # after which something hangs; on a busy machine others come first
 _BATCHES = 3
-_TOGETHER_SECONDS = 0.2  # that each task of a wave finds the workers of the others busy
+_TOGETHER_SECONDS = 0.2  # so that each task of a wave finds the workers of the others busy
 
 
 def warm_up(spark: SparkSession, modules: Sequence[str] = ()) -> None:
@@ -94,30 +95,23 @@ def _folder() -> Iterator[Path]:
 
 
 def make_archive(target: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
-    """Write `target`, unless it is there or somebody has tried in vain."""
+    """Write `target`, unless it is there or an attempt has failed lately."""
     with only_one(target.with_suffix(".lock")):
         if target.exists() or was_tried(target):
             return
         tried_file(target).touch()
-        for left in target.parent.glob(f"{target.stem}.[0-9]*"):  # by one that was killed
-            left.unlink(missing_ok=True)
+        for leftover in target.parent.glob(f"{target.stem}.[0-9]*"):  # of a rehearsal that was killed
+            leftover.unlink(missing_ok=True)
         aside = target.with_suffix(f".{os.getpid()}")
         try:
-            _rehearse(aside, jars, flags, _read_names(loaded_file(target)))
+            _rehearse(aside, jars, flags)
             if aside.exists():
-                keep(aside, target)
+                keep_archive(aside, target)
         finally:
             aside.unlink(missing_ok=True)
-            loaded_file(target).unlink(missing_ok=True)
 
 
-def _read_names(file: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return file.read_text().split()
-    return []
-
-
-def _rehearse(aside: Path, jars: Sequence[str], flags: Sequence[str], names: Sequence[str]) -> None:
+def _rehearse(aside: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
     os.environ[TARGET] = str(aside)
     conf = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
     if flags:
@@ -127,14 +121,28 @@ def _rehearse(aside: Path, jars: Sequence[str], flags: Sequence[str], names: Seq
     with _folder() as folder:
         warm_up(spark)
         _run(_rows(spark).groupBy("key").count(), folder / "counted")
-        load_classes(spark, names)
+        load_classes(spark, [path for name in jars for path in jar_set(name)])
         spark.stop()
-    process.stdin.close()  # so that it ends, and archives what it has loaded
+    process.stdin.close()  # Java ends, and archives what it has loaded
     process.wait()
 
 
+def load_classes(spark: SparkSession, jars: Sequence[Path]) -> None:
+    """Load the classes of connectors, without running anything of theirs; those that need absent ones are left out."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark._jvm
+    loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
+    for jar in jars:
+        with zipfile.ZipFile(jar) as opened:
+            names = [name for name in opened.namelist() if name.endswith(".class") and "-" not in name]
+        for name in names:
+            with contextlib.suppress(Py4JJavaError):
+                loader.loadClass(name.removesuffix(".class").replace("/", "."))
+
+
 def _give_way() -> None:
-    """To all other processes: for the processor, and for memory where there is too little."""
+    """Give way to all other processes: for the processor, and for memory where there is too little."""
     os.nice(19)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
