@@ -54,7 +54,7 @@ def timed(module, name, step):
 mark("program")
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource
 from penstock.spark import session as spark_session
-timed(spark_session, "_given", "java")
+timed(spark_session, "_existing_settings", "java")
 mark("imported")
 servers, source, target, storage, interval = sys.argv[1:]
 job = Job("restart", checkpoints=Checkpoints(storage=storage, interval=interval))

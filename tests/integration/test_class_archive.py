@@ -23,8 +23,8 @@ PACKAGES = Path(penstock.__file__).parents[1]
 PROGRAM = """
 import json, sys
 from pyspark import SparkContext
-from penstock.spark.session import _given
-known = _given(json.loads(sys.argv[1]), archive=True)
+from penstock.spark.session import _existing_settings
+known = _existing_settings(json.loads(sys.argv[1]), archive=True)
 pid = SparkContext._gateway.proc.pid
 told = {name: open(f"/proc/{pid}/{name}", "rb").read().decode().split(chr(0))[:-1] for name in ("cmdline", "environ")}
 told["maps"] = open(f"/proc/{pid}/maps").read()

@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.05
 _ROUNDS = 3  # executors may register while others are being asked
 
 _MISSING = re.compile(r"No module named '?(?P<name>\w+)|Error while finding module specification for '(?P<spec>\w+)")
-#: Where a worker fails before a job's own code runs: it reads what it is to do, or is not even started.
+#: Where a worker fails before the job's code runs: while it reads its task, or before it starts.
 _READING = re.compile(r"in _read_with_length|in read_command|in read_udfs|Error from python worker|runpy\.py")
 _PYTHON = re.compile(r"PYTHON_VERSION_MISMATCH\]\s*(?P<message>[^\n]*)")
 #: Missing, for another machine, or not executable. A lack of memory is another matter.
@@ -134,7 +134,7 @@ def mismatch(happened: str) -> ExecutorMismatch:
 
 
 def _ask(context: Any, modules: Sequence[str]) -> list[Worker]:
-    """One task for every core. Runs in a thread of its own, so that a cluster without executors can be told from one
+    """One task for every core. Runs in a thread of its own, so that a cluster without executors is not taken for one
     that is slow."""
     result: list[list[Worker]] = []
     failed: list[BaseException] = []

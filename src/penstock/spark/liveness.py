@@ -1,5 +1,5 @@
-"""Whether Spark still calls back, looked at from outside the epochs: a query that waits for a call that never comes has
-no error of its own, and no epoch whose time could run out.
+"""Whether Spark still calls back, checked from outside the epochs: a query that waits for a call that never comes
+raises no error, and has no epoch whose time could run out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 STOP_SECONDS = 60.0
-"""For Spark to end a query that runs no epoch; it cancels tasks, which end within seconds."""
+"""For Spark to stop a query that runs no epoch; it cancels tasks, which end within seconds."""
 _LOOKS = 20  # at the log, within the checkpoint timeout; each may cost a request to an object store
 _NEW_PROCESS = "nothing; a supervisor starts the driver again. Without one (`python JOB.py`), start it again."
 _SAFE = "what is decided is carried out at the next start; what is not replays."
 
 
 class Liveness:
-    """Of one start of one query. `next_epoch` gives the epoch that comes next, and whether Spark has written its
+    """Watches one start of one query. `next_epoch` gives the epoch that comes next, and whether Spark has written its
     barrier: then Spark runs its plan, and has called us, or is about to."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Liveness:
         self._due: tuple[int, float] | None = None  # an epoch that has not begun, and since when that is known
 
     def fault(self, *, busy: bool) -> PenstockError | None:
-        """What is wrong, if anything is. `busy`: an epoch is under way, whose own watchdog looks after it."""
+        """The error, if there is one. `busy`: an epoch is under way, and its own watchdog watches it."""
         if (server := self._server()) is not None and not (server.thread and server.thread.is_alive()):
             _release(server)
             return SparkUnresponsive(
@@ -63,7 +63,7 @@ class Liveness:
     def _overdue(self, now: float) -> CheckpointExpired | None:
         try:
             epoch, begun = self._next_epoch()
-        except Exception:  # what is wrong with the storage, the next epoch says
+        except Exception:  # the next epoch reports what is wrong with the storage
             return None
         if not begun:
             self._due = None
@@ -86,8 +86,8 @@ def callback_server(spark: SparkSession) -> Any:
 
 
 def stop(query: StreamingQuery, uid: str) -> None:
-    """Have Spark end a query that runs no epoch. `SparkUnresponsive` where it does not: Spark itself would wait for
-    ever for a thread of its own that waits for an answer."""
+    """Stop a query that runs no epoch. `SparkUnresponsive` where Spark does not: it would wait for ever for one of its
+    threads that waits for an answer."""
     ended: Future[None] = Future()
 
     def work() -> None:
@@ -103,11 +103,11 @@ def stop(query: StreamingQuery, uid: str) -> None:
         ended.result(STOP_SECONDS)
     except TimeoutError:
         raise SparkUnresponsive(
-            f"Spark has not ended query {uid!r} within {STOP_SECONDS:g} s.", safe=_SAFE, to_do=_NEW_PROCESS
+            f"Spark has not stopped query {uid!r} within {STOP_SECONDS:g} s.", safe=_SAFE, to_do=_NEW_PROCESS
         ) from None
 
 
 def _release(server: Any) -> None:
-    """Calls that wait to be accepted are refused with the socket, so that Spark's threads do not wait for them."""
+    """Refuse the calls that wait to be accepted, so that Spark's threads do not wait for them."""
     with contextlib.suppress(Exception):
         server.server_socket.close()

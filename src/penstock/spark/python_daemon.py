@@ -1,17 +1,15 @@
-"""Spark's daemon for Python workers, as it is, but with the PySpark that is installed, and workers that keep nobody
-waiting.
+"""Spark's daemon for Python workers, with the installed PySpark and workers that answer at once.
 
 Spark puts an archive of PySpark's sources before everything else on a worker's path. Python compiles sources in an
 archive anew in every process: half a second for each worker of each start. An installed PySpark holds the same modules,
 compiled once. Nothing is imported ahead of the fork: Spark warns that some packages start threads.
 
 Java sends a worker its task in small pieces, and holds each back until the one before is acknowledged; the worker's
-kernel puts off acknowledgements, for up to 40 ms, in the hope of an answer to send them with. So a task without many
-rows mostly waits. Workers here acknowledge at once. (Unix domain sockets, which Spark can use instead, know no such
-waiting, but with them Spark's JVM remembers a file name for every `collect`, for ever.)
+kernel delays acknowledgements by up to 40 ms, in the hope of an answer to send them with. So a task with few rows
+mostly waits. Workers here acknowledge at once. (Unix domain sockets, which Spark can use instead, do not wait, but with
+them Spark's JVM remembers a file name for every `collect`, for ever.)
 
-And after each task a worker looks through everything it has for garbage before it takes the next one. What it has
-imported for its first task is not looked at again.
+After each task a worker collects garbage before it takes the next one. The modules of its first task are exempt.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ MODULE = "penstock.spark.python_daemon"
 def without_archives(path: Sequence[str]) -> list[str]:
     """`path` without the archives that the PySpark installed on the rest of it carries; as it is where none is."""
     rest = [entry for entry in path if not entry.endswith(".zip")]
-    found = PathFinder.find_spec("pyspark", rest)
-    if found is None or found.origin is None or PathFinder.find_spec("py4j", rest) is None:
+    spec = PathFinder.find_spec("pyspark", rest)
+    if spec is None or spec.origin is None or PathFinder.find_spec("py4j", rest) is None:
         return list(path)
-    own = Path(found.origin).resolve().parent / "python" / "lib"
-    return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).resolve().parent == own)]
+    archives = Path(spec.origin).resolve().parent / "python" / "lib"
+    return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).resolve().parent == archives)]
 
 
 class _PromptSocket(io.RawIOBase):
@@ -52,7 +50,7 @@ class _PromptSocket(io.RawIOBase):
         return self._connection.fileno()
 
     def readinto(self, buffer: Any) -> int:
-        # Linux forgets it whenever it sees fit, so it is said again for every read.
+        # Linux resets it whenever it sees fit, so it is set for every read.
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return self._connection.recv_into(buffer)
 
@@ -88,9 +86,9 @@ def freezing(worker: Callable[..., int]) -> Callable[..., int]:
     """Spark's `worker`, which runs one task; what is there after the first is no garbage."""
     frozen = False
 
-    def run(*given: Any) -> int:
+    def run(*arguments: Any) -> int:
         nonlocal frozen
-        code = worker(*given)
+        code = worker(*arguments)
         if not frozen:
             frozen = True
             gc.collect()

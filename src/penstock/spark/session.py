@@ -105,20 +105,20 @@ def session(
         require_known(asked.get("spark.master", "local"))
         os.environ["JAVA_HOME"] = str(find_java().home)
         sets = sets_to_bring(jars)
-        given = _given(asked, archive=class_archive, jars=() if brings_jars(asked) else sets)
-        wanted = {**_not_given(file or {}, given), **conf}
-        if not given.contains("spark.master") and "spark.master" not in wanted:
+        existing = _existing_settings(asked, archive=class_archive, jars=() if brings_jars(asked) else sets)
+        wanted = {**_uncontested(file or {}, existing), **conf}
+        if not existing.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = "local[*]"
-        master = wanted.get("spark.master", given.get("spark.master")) or ""
+        master = wanted.get("spark.master", existing.get("spark.master")) or ""
         defaults = {
             key: value
             for key, value in _defaults(master, local_storage).items()
-            if not given.contains(key) and key not in wanted
+            if not existing.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = paths_to_give(sets, master, lambda key: wanted.get(key, given.get(key)) or "")
+        paths = paths_to_give(sets, master, lambda key: wanted.get(key, existing.get(key)) or "")
         if paths:
-            listed = wanted.get("spark.jars", given.get("spark.jars", ""))
+            listed = wanted.get("spark.jars", existing.get("spark.jars", ""))
             wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))
         builder = SparkSession.builder.appName(name)
         for key, value in wanted.items():
@@ -140,7 +140,7 @@ def running_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
-def _given(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) -> SparkConf:
+def _existing_settings(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) -> SparkConf:
     """The settings that are there already, from the user, spark-submit or spark-defaults. Only the JVM knows them all,
     so it is started here, with the user's settings: some, such as its memory, count only then. `jars`: sets for its
     class path."""
@@ -191,11 +191,11 @@ def conf_folder() -> Path:
     return Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
 
 
-def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
+def _uncontested(file: Mapping[str, str], existing: SparkConf) -> dict[str, str]:
     """The settings of a configuration file that spark-submit does not contradict."""
     settings = {}
     for key, value in file.items():
-        current = given.get(key)
+        current = existing.get(key)
         if current is None or current == value:
             settings[key] = value
         else:
@@ -255,12 +255,12 @@ def java_environment(conf: Mapping[str, str], options: Sequence[str] = ()) -> It
         own_workers = os.environ.get("PYSPARK_PYTHON") == sys.executable and "SPARK_HOME" not in os.environ
         if own_workers and runs_tasks_itself(conf.get("spark.master", "local")):
             os.environ["SPARK_HOME"] = str(slim_home(_spark_home()))
-        given = os.environ.get(_ARGUMENTS) or "pyspark-shell"
-        if secret and "--properties-file" not in given:  # there can be one; then Spark gets them once Java runs
+        arguments = os.environ.get(_ARGUMENTS) or "pyspark-shell"
+        if secret and "--properties-file" not in arguments:  # there can be one; then Spark gets them once Java runs
             file = folder / "spark.properties"
             with open(create_own(file), "w", encoding="utf-8") as opened:
                 opened.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in secret.items())
-            os.environ[_ARGUMENTS] = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults {given}"
+            os.environ[_ARGUMENTS] = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults {arguments}"
         yield plain
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -278,11 +278,11 @@ def _is_secret(key: str, value: str) -> bool:
 
 def _quiet_java() -> Path:
     """A Java that is not asked for a module still in incubation, of which it would warn each time."""
-    found = find_java().home
+    home = find_java().home
     try:
-        return wrapped_home(found, user_cache())
+        return wrapped_home(home, user_cache())
     except OSError:
-        return found  # nowhere to write: it warns
+        return home  # nowhere to write: it warns
 
 
 def _has_own_logging(conf: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""A running session and the settings of a job: what is set there, what gives way, what is refused."""
+"""The settings of a job in a running session: which are set, which give way, which are refused."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _warned: set[str] = set()
 
 
 def apply_settings(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> None:
-    """Set what a job's options ask for. What the user has told Spark otherwise is an error that names both; what an
-    earlier job in this session asked for is set back."""
+    """Set what a job's options ask for, and reset what an earlier job in this session asked for. A contradicting
+    setting of the user's is an error that names both."""
     current = dict(spark.conf.getAll)
     # The value of each, and the one before.
     applied: dict[str, tuple[str, str | None]] = json.loads(current.get(_APPLIED, "{}"))
@@ -38,11 +38,11 @@ def apply_settings(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> No
     for key, (value, former) in applied.items():
         if key not in asked and current.get(key) == value:
             wanted[key] = former
-    for key, one in asked.items():
+    for key, setting in asked.items():
         now = current.get(key)
         ours = key in applied and applied[key][0] == now
-        if now is None or ours or one.agrees(key, now, _SESSION):
-            wanted[key] = one.value
+        if now is None or ours or setting.agrees(key, now, _SESSION):
+            wanted[key] = setting.value
     # Only now, when nothing was refused, is anything changed.
     for key, new in wanted.items():
         now = current.get(key)
@@ -60,13 +60,13 @@ def apply_settings(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> No
 
 
 def remember_defaults(spark: SparkSession, defaults: Mapping[str, str]) -> None:
-    """Remember defaults of ours in a session just made: options may change them, as the user's word may not be."""
+    """Remember our defaults in a session just made: options may change them, and may not change the user's settings."""
     spark.conf.set(_APPLIED, json.dumps({key: [value, value] for key, value in defaults.items()}))
 
 
 def apply_over_running(spark: SparkSession, settings: Settings) -> None:
     """Spark's settings from `-D` and the file, in a session that was there before: `-D` wins over the session, the
-    file gives way, and what cannot be changed in a running session is said."""
+    file gives way, and what cannot be changed in a running session is logged."""
     current = dict(spark.conf.getAll)
     for key, value in {**settings.spark_file, **settings.spark}.items():
         where = settings.spark_origin[key]
@@ -82,13 +82,13 @@ def apply_over_running(spark: SparkSession, settings: Settings) -> None:
 
 
 def warn_overridden(key: str, value: str, now: str) -> None:
-    """Say that spark-submit's word counts, not the file's."""
+    """Log that a setting of spark-submit wins over the file's."""
     file, submit = describe_setting(key, value, "the configuration file"), describe_setting(key, now, "spark-submit")
     _warn_once(f"{file} gives way to {submit}.")
 
 
 def require_same_backend(spark: SparkSession, location: str, query: str) -> None:
-    """Before a query starts: refuse to go on where the other state backend has left off. `location` is Spark's
+    """Before a query starts: refuse to resume state of the other backend. `location` is Spark's
     checkpoint of the query. One that keeps no state goes on with any."""
     spark_log = spark_log_at(location, spark)
     epoch, pending = spark_log.next_epoch()
@@ -102,7 +102,7 @@ def require_same_backend(spark: SparkSession, location: str, query: str) -> None
 def require_same_parallelism(
     spark: SparkSession, location: str, history: str, queries: Iterable[str], settings: Settings
 ) -> None:
-    """Spark would go on with the number of state partitions it began with, and not say that it was asked otherwise."""
+    """Refuse another parallelism: Spark would silently keep the number of state partitions it began with."""
     wanted = settings.derived_spark.get(PARTITIONS)
     if wanted is None or wanted.side is None:
         return

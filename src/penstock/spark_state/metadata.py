@@ -81,22 +81,22 @@ class OperatorMetadata:
         return any(family.name != DEFAULT for store in self.stores for family in store.families)
 
     def rescaled(self, partitions: int) -> OperatorMetadata:
-        return replace(self, stores=tuple(replace(one, partitions=partitions) for one in self.stores))
+        return replace(self, stores=tuple(replace(store, partitions=partitions) for store in self.stores))
 
     def body(self, location: str) -> bytes:
         """The description as Spark reads it, for a checkpoint at `location`."""
         stores: list[dict[str, Any]] = []
         for store in self.stores:
-            one: dict[str, Any] = {
+            entry: dict[str, Any] = {
                 "storeName": store.name,
                 "numColsPrefixKey": store.prefix_columns,
                 "numPartitions": store.partitions,
             }
             if self.version > 1:
-                one["stateSchemaFilePaths"] = [
+                entry["stateSchemaFilePaths"] = [
                     f"{location}/{layout.operator(self.id)}/{name}" for name in store.schema_files
                 ]
-            stores.append(one)
+            stores.append(entry)
         body: dict[str, Any] = {
             "operatorInfo": {"operatorId": self.id, "operatorName": self.name},
             "stateStoreInfo": stores,
@@ -116,8 +116,8 @@ class OperatorMetadata:
         """Whether the description in `checkpoint` names its schema files where they are, so that Spark can read it."""
         if self.version == 1:
             return True
-        found = checkpoint.storage.read(layout.operator_description(self.id, self.number)) or b""
-        paths = [path for one in _parse(found, "")[1]["stateStoreInfo"] for path in one["stateSchemaFilePaths"]]
+        data = checkpoint.storage.read(layout.operator_description(self.id, self.number)) or b""
+        paths = [path for entry in _parse(data, "")[1]["stateStoreInfo"] for path in entry["stateSchemaFilePaths"]]
         root = checkpoint.location.partition(":")[2].lstrip("/")
         return all(
             path.partition(":")[2].lstrip("/").startswith(f"{root}/{layout.operator(self.id)}/") for path in paths
@@ -132,8 +132,8 @@ def read_metadata(checkpoint: Tree, batch: int) -> tuple[OperatorMetadata, ...]:
 
 
 def relocate(checkpoint: Tree, batch: int) -> None:
-    """Make a copy of a checkpoint stand on its own: descriptions that name schema files by the paths of the original
-    name those of the copy."""
+    """Make a copy of a checkpoint independent of the original: descriptions that name schema files by
+    the paths of the original name those of the copy."""
     for operator in read_metadata(checkpoint, batch):
         if not operator.stands_in(checkpoint):
             operator.write(checkpoint)
@@ -157,14 +157,14 @@ def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
     info = body["operatorInfo"]
     files: dict[str, bytes] = {}
     stores = []
-    for one in body["stateStoreInfo"]:
+    for entry in body["stateStoreInfo"]:
         if version == 1:
-            store = Store(one["storeName"], int(one["numColsPrefixKey"]), int(one["numPartitions"]), ())
+            store = Store(entry["storeName"], int(entry["numColsPrefixKey"]), int(entry["numPartitions"]), ())
             names: tuple[str, ...] = (f"{store.folder(0)}/{layout.STORE_SCHEMA}",)
         else:
             marker = f"/{root}/"
-            names = tuple(path.rpartition(marker)[2] for path in one["stateSchemaFilePaths"])
-            store = Store(one["storeName"], int(one["numColsPrefixKey"]), int(one["numPartitions"]), (), names)
+            names = tuple(path.rpartition(marker)[2] for path in entry["stateSchemaFilePaths"])
+            store = Store(entry["storeName"], int(entry["numColsPrefixKey"]), int(entry["numPartitions"]), (), names)
         safe_part(store.name, name)
         for file in names:
             safe_name(file, name)
@@ -204,7 +204,7 @@ def _parse(data: bytes, where: str) -> tuple[int, dict[str, Any]]:
 
 
 def families(data: bytes) -> Iterator[Family]:
-    """The kinds of rows that a schema file of Spark's tells of."""
+    """The kinds of rows in a schema file of Spark's."""
     reader = _JavaData(data)
     version = reader.utf()
     if version == "v1":

@@ -1,6 +1,6 @@
 """A checkpoint with the same state in other partitions, or in another backend.
 
-The query stands at the same batch as before: state version N+1 is written anew, and `offsets/N` says which backend and
+The query is at the same batch as before: state version N+1 is written anew, and `offsets/N` says which backend and
 how many partitions it has. Nothing of an older version is carried over, so the query can go on from N and not go back.
 
 The source is only read. The target is complete when `rewrite` returns, and of no use before.
@@ -60,7 +60,7 @@ def rewrite(
     progress: Progress = silent,
 ) -> int:
     """Write into `target` a checkpoint whose state is that of `source` after `batch`, in so many partitions and in
-    that backend (None: as it is), and return the batch it stands at. Of the target only the state must not be there
+    that backend (None: as it is), and return the batch it is at. Of the target only the state must not be there
     yet; positions and the like are copied where they are missing. What cannot be done is refused before anything is
     written."""
     origin, goal = tree_at(source, spark), tree_at(target, spark)
@@ -204,7 +204,7 @@ def require_format(origin: Tree, batch: int) -> None:
 
 def require_reader(version: SparkVersion, conf: Mapping[str, str], operators: Sequence[OperatorMetadata]) -> None:
     """Raises where this version of Spark cannot read all rows of the state."""
-    several = next((one for one in operators if one.has_families), None)
+    several = next((operator for operator in operators if operator.has_families), None)
     if several is not None and backend_of(conf) == Backend.ROCKSDB and not version.rewrites_rocksdb:
         raise ConfigurationError(
             f"The state of operator {several.id} ({several.name}) consists of several column families, which Spark"
@@ -245,7 +245,7 @@ def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend
     what = f"The state of operator {operator.id} ({operator.name})"
     if operator.name not in _KNOWN:
         raise ConfigurationError(
-            f"{what} cannot be rewritten: Spark has no way to tell which partition its rows belong to.",
+            f"{what} cannot be rewritten: Spark does not know which partition its rows belong to.",
             safe="nothing was changed.",
             to_do="keep parallelism and state backend as they are, or take the operation (a limit, for instance) out"
             " of the query.",

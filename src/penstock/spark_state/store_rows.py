@@ -115,7 +115,7 @@ def spread_over(frame: DataFrame, partitions: int) -> DataFrame:
 
 def number_columns(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with columns named by their position: names may be odd, or there twice."""
-    fields = [{**one, "name": f"c{index}"} for index, one in enumerate(schema["fields"])]
+    fields = [{**field, "name": f"c{index}"} for index, field in enumerate(schema["fields"])]
     return {**schema, "fields": fields}
 
 
@@ -135,7 +135,7 @@ def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[
 
     partition: Any = raw.schema[PARTITION].dataType.jsonValue()
     mine = raw.where(f.col(FAMILY) == family.name).select(KEY, VALUE, PARTITION, KEY, VALUE, *extra)
-    kinds = {one.name: one.dataType.jsonValue() for one in raw.schema if one.name in extra}
+    kinds = {field.name: field.dataType.jsonValue() for field in raw.schema if field.name in extra}
     whole = reinterpret(
         work,
         mine,
@@ -162,16 +162,16 @@ def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[
 def visible_columns(schema: Mapping[str, Any]) -> list[tuple[int, str]]:
     """The columns that can be shown, by position, each with a name of its own."""
     taken: set[str] = set()
-    found = []
-    for at, one in enumerate(schema["fields"]):
-        if not _holds(one["type"]):
+    columns = []
+    for at, field in enumerate(schema["fields"]):
+        if not _holds(field["type"]):
             continue
-        name, number = one["name"], 2
+        name, number = field["name"], 2
         while name.lower() in taken:
-            name, number = f"{one['name']}_{number}", number + 1
+            name, number = f"{field['name']}_{number}", number + 1
         taken.add(name.lower())
-        found.append((at, name))
-    return found
+        columns.append((at, name))
+    return columns
 
 
 def _holds(kind: Any) -> bool:
@@ -179,8 +179,8 @@ def _holds(kind: Any) -> bool:
     if not isinstance(kind, dict):
         return str(kind) not in _NOT_IN_PARQUET
     if kind["type"] == "struct":
-        names = [one["name"].lower() for one in kind["fields"]]
-        return bool(names) and len(set(names)) == len(names) and all(_holds(one["type"]) for one in kind["fields"])
+        names = [field["name"].lower() for field in kind["fields"]]
+        return bool(names) and len(set(names)) == len(names) and all(_holds(field["type"]) for field in kind["fields"])
     if kind["type"] == "array":
         return _holds(kind["elementType"])
     if kind["type"] == "map":

@@ -62,7 +62,7 @@ def open_work_session(spark: SparkSession) -> Iterator[SparkSession]:
 
 @contextmanager
 def tell_tasks(work: SparkSession, progress: Progress, what: str, jobs: int) -> Iterator[None]:
-    """While this lasts, tell how many tasks are done of those that Spark's jobs of this thread have. `jobs` is how
+    """While this lasts, report how many tasks of Spark's jobs in this thread are done. `jobs` is how
     many jobs there will be: one that has not begun is taken to be as large as those that have."""
     if progress is silent:
         yield

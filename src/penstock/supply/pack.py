@@ -71,7 +71,7 @@ class Pack:
         return f"./{self.path.name}"
 
     def settings(self, others: str = "") -> dict[str, str]:
-        """What Spark is told; `others` are files that it was told of already."""
+        """The settings for Spark; `others` are the files it has already."""
         return {FILES: ",".join(filter(None, [others, str(self.path)]))}
 
     def environment(self) -> dict[str, str]:
@@ -194,7 +194,7 @@ def _requirements(extras: Collection[str]) -> Iterator[str]:
 def _fingerprint(wanted: Sequence[str], files: Mapping[str, Path]) -> str:
     """Changes with the installed versions, and with a file of Penstock or the job, by its size and time."""
     installed = sorted(f"{dist.name} {dist.version}" for dist in metadata.distributions())
-    stats = [(name, (found := path.stat()).st_size, found.st_mtime_ns) for name, path in sorted(files.items())]
+    stats = [(name, (status := path.stat()).st_size, status.st_mtime_ns) for name, path in sorted(files.items())]
     return hashlib.sha256(json.dumps([FORMAT, wanted, installed, stats]).encode()).hexdigest()[:24]
 
 

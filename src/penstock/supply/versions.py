@@ -1,9 +1,9 @@
 """What differs between the versions of Spark that Penstock runs on: all of it, in one table.
 
-Whoever reaches into Spark asks here under which name, and whether at all. A version that is not in the table is taken
-for a later one: it has the names of the newest one known, and of what would have to be guessed (the format of a log
-that holds no example yet, the jars of a connector) nothing is. Of a version on which the core of the suite has not
-passed, a warning says so once. What ran on which: docs/reference/versions.md.
+Code that reaches into Spark asks here for names and abilities. A version that is not in the table counts as a later
+one: it has the names of the newest one known, and none of what would be a guess (the format of a log that holds no
+example yet, the jars of a connector). A version on which the core of the suite has not passed is named in a warning,
+once. What ran on which: docs/reference/versions.md.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class SparkVersion:
     packages: Mapping[str, str]
     #: The locked set of the Kafka connector's jars; None: the user brings them.
     kafka_jars: str | None
-    #: Whether a source in Python is told from where, and how much, it is to read.
+    #: Whether Spark passes the start and limits of a read to a source in Python.
     read_limits: bool
-    #: Whether the plan of a batch is told if its trigger ends by itself.
+    #: Whether the plan of a batch takes a flag for triggers that end by themselves.
     tells_trigger: bool
     #: Whether `commits/N` may be written where the log holds no example of it: its format is known to be v1, with a
     #: watermark and nothing else, as long as the state's format is 1.
@@ -82,10 +82,10 @@ class SparkVersion:
 
     def java_class(self, spark: SparkSession, simple: str) -> Any:
         """The class, as py4j has it."""
-        found: Any = spark._jvm
+        java: Any = spark._jvm
         for part in self.class_name(simple).split("."):
-            found = getattr(found, part)
-        return found
+            java = getattr(java, part)
+        return java
 
 
 _OLD = {"read_limits": False}
@@ -118,7 +118,7 @@ def installed_text() -> str:
         return str(sys.modules["pyspark"].__version__)
     try:
         return metadata.version("pyspark")
-    except metadata.PackageNotFoundError:  # from Spark's own folder, which is no package to pip
+    except metadata.PackageNotFoundError:  # from Spark's folder, which is no package to pip
         import pyspark
 
         return str(pyspark.__version__)
@@ -141,7 +141,7 @@ def find_version(text: str) -> SparkVersion:
 
 
 def warn_if_untried(text: str) -> None:
-    """Say once that nobody has tried this version of Spark."""
+    """Log once that the tests have not passed on this version of Spark."""
     known = find_version(text)
     if known.tried or text in _warned:
         return
@@ -150,7 +150,7 @@ def warn_if_untried(text: str) -> None:
         "The core of Penstock's tests has not passed on Spark %s yet, only on %s. What is not recognised is not "
         "guessed: recovery then replays and compares.",
         text,
-        ", ".join(one.name for one in VERSIONS if one.tried),
+        ", ".join(version.name for version in VERSIONS if version.tried),
     )
 
 

@@ -109,7 +109,7 @@ def test_a_query_that_spark_does_not_end_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(liveness, "STOP_SECONDS", 0.05)
     never = threading.Event()
     query: Any = SimpleNamespace(stop=lambda: never.wait(30))
-    with pytest.raises(SparkUnresponsive, match="has not ended query 'out'"):
+    with pytest.raises(SparkUnresponsive, match="has not stopped query 'out'"):
         liveness.stop(query, "out")
     never.set()
 
