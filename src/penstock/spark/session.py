@@ -13,6 +13,7 @@ decided, and state files have checksums of Spark's. Checksum files of an earlier
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -38,7 +39,7 @@ from penstock.spark.masters import (
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
-from penstock.supply.jars import has_connector, is_present, jar_set
+from penstock.supply.jars import has_connector, is_present, jar_folder, jar_set
 from penstock.supply.java import ClassArchive, find_java, slim_home, wrapped_home
 from penstock.supply.pack import is_shipped
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
@@ -91,7 +92,7 @@ def session(
 ) -> SparkSession:
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
-    gives way to spark-submit, and wins over defaults. `class_archive`: see the module of that name."""
+    gives way to spark-submit, and wins over defaults. `class_archive`: see `ClassArchive`."""
     asked = {**(file or {}), **conf}
     refuse_connect(remote=asked.get("spark.remote"))
     from pyspark.sql import SparkSession
@@ -149,7 +150,7 @@ def _existing_settings(conf: Mapping[str, str], *, archive: bool, jars: Sequence
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
-    if SparkContext._gateway is None and _GATEWAY_PORT not in os.environ and jars:
+    if SparkContext._gateway is None and jars:
         wanted[_CLASS_PATH] = ":".join(str(path) for name in jars for path in jar_set(name))
     classes = _class_archive(conf, jars) if archive and SparkContext._gateway is None else None
     try:
@@ -326,7 +327,10 @@ def brings_jars(conf: Mapping[str, str]) -> bool:
     """Whether the user has jars, which may be another version of the same connector. Those must win over ours: they do
     where ours are given to Spark, and not where ours are on the class path. True under spark-submit: its Java runs
     already, and a container of YARN has no folder of Spark's to look into."""
-    if _GATEWAY_PORT in os.environ or any(key.startswith(_SIGNS) for key in conf):
+    by_submit = _GATEWAY_PORT in os.environ or bool(os.environ.get(_ARGUMENTS))
+    if by_submit or any(key.startswith(_SIGNS) for key in conf):
+        return True
+    if any((_spark_home() / "jars").glob(f"{_KAFKA_NAME}*")):
         return True
     defaults = conf_folder() / "spark-defaults.conf"
     try:
@@ -338,9 +342,9 @@ def brings_jars(conf: Mapping[str, str]) -> bool:
 def paths_to_give(sets: Sequence[str], master: str, setting: Callable[[str], str]) -> list[str]:
     """The jars that Spark is given once Java runs: not what the user has named, nor what is on the class path of a
     driver that runs tasks itself."""
-    named = " ".join(map(setting, _NAMED))
-    for path in (path for jar in sets for path in jar_set(jar)):
-        named = named.replace(str(path), "")  # ours, on the class path
+    ours = tuple(str(jar_folder(jar)) for jar in sets)
+    entries = [entry for key in _NAMED for entry in re.split("[,:]", setting(key))]
+    named = " ".join(entry for entry in entries if not entry.startswith(ours))
     paths = [str(path) for jar in sets if not _is_brought(jar, named) for path in jar_set(jar)]
     return _not_on_class_path(paths) if runs_tasks_itself(master) else paths
 
