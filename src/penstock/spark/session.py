@@ -40,7 +40,7 @@ from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
 from penstock.supply.jars import has_connector, is_present, jar_folder, jar_set
-from penstock.supply.java import ClassArchive, find_java, slim_home, wrapped_home
+from penstock.supply.java import ClassArchive, compiler_options, find_java, slim_home, wrapped_home
 from penstock.supply.pack import is_shipped
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
 
@@ -54,7 +54,7 @@ _LOGGING = "LOG4J_CONFIGURATION_FILE"
 _SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"  # Spark adds it to the driver's Java options
 _LAUNCHER_OPTIONS = "SPARK_LAUNCHER_OPTS"  # for the JVM that only puts the driver's command line together
 _QUIET = Path(__file__).with_name("log4j2.properties")
-#: Where users configure Java's logging.
+#: Where users give options to Java.
 _JAVA_VARIABLES = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
@@ -177,8 +177,13 @@ def _class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive
     folder = conf_folder()
     if _GATEWAY_PORT in os.environ or (folder.is_dir() and any(folder.iterdir())):
         return None
+    return ClassArchive(find_java(), _spark_home(), _java_options(conf), jars)
+
+
+def _java_options(conf: Mapping[str, str]) -> list[str]:
+    """The user's."""
     texts = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
-    return ClassArchive(find_java(), _spark_home(), " ".join(texts).split(), jars)
+    return " ".join(texts).split()
 
 
 def _spark_home() -> Path:
@@ -251,8 +256,8 @@ def java_environment(conf: Mapping[str, str], options: Sequence[str] = ()) -> It
         if not _has_own_logging(conf):
             os.environ[_LOGGING] = _QUIET.as_uri()
         os.environ.setdefault(_LAUNCHER_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        if options:
-            os.environ[_SUBMIT_OPTIONS] = " ".join([os.environ.get(_SUBMIT_OPTIONS, ""), *options]).strip()
+        options = [os.environ.get(_SUBMIT_OPTIONS, ""), *options, *compiler_options(_java_options(conf))]
+        os.environ[_SUBMIT_OPTIONS] = " ".join(filter(None, options))
         own_workers = os.environ.get("PYSPARK_PYTHON") == sys.executable and "SPARK_HOME" not in os.environ
         if own_workers and runs_tasks_itself(conf.get("spark.master", "local")):
             os.environ["SPARK_HOME"] = str(slim_home(_spark_home()))
@@ -287,8 +292,7 @@ def _quiet_java() -> Path:
 
 
 def _has_own_logging(conf: Mapping[str, str]) -> bool:
-    settings = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
-    if _LOGGING in os.environ or any("log4j" in text for text in settings):
+    if _LOGGING in os.environ or any("log4j" in option for option in _java_options(conf)):
         return True
     folder = conf_folder()
     defaults = folder / "spark-defaults.conf"

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
+from penstock.processes import usable_cores
 from penstock.storage.private import own_folder
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ TARGET = "PENSTOCK_CLASS_ARCHIVE"
 _ARCHIVE_WORDS = ("SharedArchive", "ArchiveClasses", "-Xshare", "SharedSpaces")
 _ARCHIVE_NEUTRAL = re.compile(  # sizes, garbage collectors and compilers that the same archive serves
     r"-X(mx|ms|ss|log).*|-XX:([+-]Use(Serial|Parallel|G1)GC|TieredStopAtLevel=\d|\+IgnoreUnrecognizedVMOptions)"
+)
+_COMPILER_WORDS = ("Tier", "Compil", "-Xint", "-Xcomp", "JVMCI")
+_FEW_CORES = 4
+_COMPILE_LATER = (  # three times Java's own thresholds; loops within one call keep theirs
+    "-XX:Tier4InvocationThreshold=15000",
+    "-XX:Tier4MinInvocationThreshold=1800",
+    "-XX:Tier4CompileThreshold=45000",
 )
 _LATER_SECONDS = 20.0  # a start is over by then, and a process that ends earlier needs no archive
 _AGAIN_SECONDS = 24 * 3600.0
@@ -160,7 +168,19 @@ def wrapped_home(real: Path, cache: Path) -> Path:
     return home
 
 
-# A quick start
+# Options and folders
+
+
+def compiler_options(options: Sequence[str], cores: int | None = None) -> list[str]:
+    """When the driver's JVM hands a method to its optimising compiler (C2), on a machine with few cores; empty where
+    there are many, or where the user's Java `options` speak of compilers.
+
+    C2 takes up what was called a few thousand times. On a driver that is most of Spark's planning: more than a thousand
+    methods in the first minutes. Where cores are idle that is free; on few it is taken from the rows. What every row
+    passes through is called that often in a tenth of a second, and reaches the higher threshold as soon."""
+    if any(word in option for option in options if option.startswith("-") for word in _COMPILER_WORDS):
+        return []
+    return [] if (cores or usable_cores()) > _FEW_CORES else list(_COMPILE_LATER)
 
 
 def slim_home(home: Path) -> Path:
