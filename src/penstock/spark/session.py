@@ -13,7 +13,6 @@ decided, and state files have checksums of Spark's. Checksum files of an earlier
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -39,7 +38,7 @@ from penstock.spark.masters import (
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
-from penstock.supply.jars import has_connector, is_present, jar_folder, jar_set
+from penstock.supply.jars import has_connector, is_present, jar_set
 from penstock.supply.java import ClassArchive, compiler_options, find_java, slim_home, wrapped_home
 from penstock.supply.pack import is_shipped
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
@@ -52,6 +51,7 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 _LOGGING = "LOG4J_CONFIGURATION_FILE"
 _SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"  # Spark adds it to the driver's Java options
+_CLASS_PATH = "SPARK_DIST_CLASSPATH"  # Spark adds it at the end of its class path
 _LAUNCHER_OPTIONS = "SPARK_LAUNCHER_OPTS"  # for the JVM that only puts the driver's command line together
 _QUIET = Path(__file__).with_name("log4j2.properties")
 #: Where users give options to Java.
@@ -66,9 +66,8 @@ CHECKSUM_FILES = "spark.penstock.checksum-files"
 _KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _KAFKA_NAME = "spark-sql-kafka-0-10"
 #: Where users name jars of their own, and which settings show that they have some, or an order of class paths.
-_CLASS_PATH = "spark.driver.extraClassPath"
-_NAMED = ("spark.jars", "spark.jars.packages", _CLASS_PATH)
-_SIGNS = ("spark.jars", "spark.driver.userClassPathFirst", _CLASS_PATH)
+_NAMED = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+_SIGNS = ("spark.jars", "spark.driver.userClassPathFirst")
 
 #: Why each: see docs/reference/settings.md.
 DEFAULTS: Mapping[str, str] = {
@@ -150,25 +149,24 @@ def _existing_settings(conf: Mapping[str, str], *, archive: bool, jars: Sequence
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
-    if SparkContext._gateway is None and jars:
-        wanted[_CLASS_PATH] = ":".join(str(path) for name in jars for path in jar_set(name))
+    paths = [str(path) for name in jars for path in jar_set(name)] if SparkContext._gateway is None else []
     classes = _class_archive(conf, jars) if archive and SparkContext._gateway is None else None
     try:
-        _start_java(wanted, classes)
+        _start_java(wanted, paths, classes)
     except PySparkRuntimeError:
         if classes is None or not classes.java_options():
             raise
         classes.distrust()
-        _start_java(wanted, None)
+        _start_java(wanted, paths, None)
     if classes is not None:
         classes.make_later()
     return SparkConf()
 
 
-def _start_java(conf: Mapping[str, str], classes: ClassArchive | None) -> None:
+def _start_java(conf: Mapping[str, str], jars: Sequence[str], classes: ClassArchive | None) -> None:
     from pyspark import SparkConf, SparkContext
 
-    with java_environment(conf, classes.java_options() if classes is not None else ()) as plain:
+    with java_environment(conf, jars, classes.java_options() if classes is not None else ()) as plain:
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
 
 
@@ -240,15 +238,18 @@ def _local_cores(master: str) -> int:
 
 
 @contextmanager
-def java_environment(conf: Mapping[str, str], options: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """Set Java's environment while it starts, with `options` for it, and yield the settings that may stand on its
-    command line. Where Java runs already, as under spark-submit, nothing is changed."""
+def java_environment(
+    conf: Mapping[str, str], jars: Sequence[str] = (), options: Sequence[str] = ()
+) -> Iterator[dict[str, str]]:
+    """Set Java's environment while it starts, with `options` for it and `jars` on its class path, behind Spark's and the
+    user's. Yields the settings that may stand on its command line. Where Java runs already, as under spark-submit,
+    nothing is changed."""
     if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
     secret = {key: value for key, value in conf.items() if _is_secret(key, value)}
     plain = {key: value for key, value in conf.items() if key not in secret}
-    changed = (_ARGUMENTS, _LOGGING, "JAVA_HOME", _SUBMIT_OPTIONS, _LAUNCHER_OPTIONS, "SPARK_HOME")
+    changed = (_ARGUMENTS, _LOGGING, "JAVA_HOME", _SUBMIT_OPTIONS, _LAUNCHER_OPTIONS, _CLASS_PATH, "SPARK_HOME")
     before = {name: os.environ.get(name) for name in changed}
     folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))  # made with mode 0700
     try:
@@ -258,6 +259,8 @@ def java_environment(conf: Mapping[str, str], options: Sequence[str] = ()) -> It
         os.environ.setdefault(_LAUNCHER_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         options = [os.environ.get(_SUBMIT_OPTIONS, ""), *options, *compiler_options(_java_options(conf))]
         os.environ[_SUBMIT_OPTIONS] = " ".join(filter(None, options))
+        if jars:
+            os.environ[_CLASS_PATH] = ":".join(filter(None, [os.environ.get(_CLASS_PATH, ""), *jars]))
         own_workers = os.environ.get("PYSPARK_PYTHON") == sys.executable and "SPARK_HOME" not in os.environ
         if own_workers and runs_tasks_itself(conf.get("spark.master", "local")):
             os.environ["SPARK_HOME"] = str(slim_home(_spark_home()))
@@ -334,8 +337,6 @@ def brings_jars(conf: Mapping[str, str]) -> bool:
     by_submit = _GATEWAY_PORT in os.environ or bool(os.environ.get(_ARGUMENTS))
     if by_submit or any(key.startswith(_SIGNS) for key in conf):
         return True
-    if any((_spark_home() / "jars").glob(f"{_KAFKA_NAME}*")):
-        return True
     defaults = conf_folder() / "spark-defaults.conf"
     try:
         return defaults.is_file() and any(key in defaults.read_text(errors="replace") for key in _SIGNS)
@@ -346,9 +347,7 @@ def brings_jars(conf: Mapping[str, str]) -> bool:
 def paths_to_give(sets: Sequence[str], master: str, setting: Callable[[str], str]) -> list[str]:
     """The jars that Spark is given once Java runs: not what the user has named, nor what is on the class path of a
     driver that runs tasks itself."""
-    ours = tuple(str(jar_folder(jar)) for jar in sets)
-    entries = [entry for key in _NAMED for entry in re.split("[,:]", setting(key))]
-    named = " ".join(entry for entry in entries if not entry.startswith(ours))
+    named = " ".join(map(setting, _NAMED))
     paths = [str(path) for jar in sets if not _is_brought(jar, named) for path in jar_set(jar)]
     return _not_on_class_path(paths) if runs_tasks_itself(master) else paths
 

@@ -105,15 +105,3 @@ def test_sets_are_brought_where_there_are_some(monkeypatch: pytest.MonkeyPatch) 
     assert session.sets_to_bring(["spark-kafka", "spark-delta", "spark-jdbc"]) == ["spark-kafka", "spark-delta"]
     monkeypatch.setattr(session, "has_connector", lambda: False)
     assert session.sets_to_bring(["spark-kafka"]) == [], "no guess: the lock has none of this version of Spark"
-
-
-@pytest.mark.parametrize(("master", "given"), [("local[2]", []), ("spark://h:7077", ["/cache/spark-kafka.jar"])])
-def test_our_own_jars_on_the_class_path_are_not_taken_for_the_user_s(
-    monkeypatch: pytest.MonkeyPatch, master: str, given: list[str]
-) -> None:
-    """Executors of a cluster do not have the driver's class path."""
-    monkeypatch.setattr(session, "jar_folder", lambda name: Path("/cache"))
-    monkeypatch.setattr(session, "jar_set", lambda name: [Path("/cache/spark-kafka.jar")])
-    monkeypatch.setattr(session, "_not_on_class_path", lambda paths: [])
-    settings = {"spark.driver.extraClassPath": "/cache/spark-sql-kafka-0-10_2.13-4.2.0.jar:/cache/other.jar"}
-    assert session.paths_to_give(["spark-kafka"], master, lambda key: settings.get(key, "")) == given

@@ -123,6 +123,14 @@ def test_workers_elsewhere_find_spark_s_folder_as_it_is(monkeypatch: pytest.Monk
 
 def test_options_for_java_come_behind_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dfrom=user")
-    with java_environment({}, ["-Xshare:auto"]):
+    with java_environment({}, options=["-Xshare:auto"]):
         assert os.environ["SPARK_SUBMIT_OPTS"].startswith("-Dfrom=user -Xshare:auto")
     assert os.environ["SPARK_SUBMIT_OPTS"] == "-Dfrom=user"
+
+
+def test_jars_come_behind_what_is_on_the_class_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark adds the variable behind its own jars and the user's `spark.driver.extraClassPath`."""
+    monkeypatch.setenv("SPARK_DIST_CLASSPATH", "/theirs/*")
+    with java_environment({}, ["/one.jar", "/two.jar"]):
+        assert os.environ["SPARK_DIST_CLASSPATH"] == "/theirs/*:/one.jar:/two.jar"
+    assert os.environ["SPARK_DIST_CLASSPATH"] == "/theirs/*"
