@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock.spark import warm_up
-from penstock.spark.session import _class_archive
+from penstock.spark.session import _class_archive, _spark_home
 from penstock.supply.java import keep_archive
 
 PACKAGES = Path(penstock.__file__).parents[1]
@@ -70,6 +70,7 @@ def test_an_archive_is_made_and_taken(start: Start, tmp_path: Path) -> None:
     archive = expected_archive(tmp_path / "cache")
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK", "JAVA_"))}
     environment = {**clean, "PYTHONPATH": str(PACKAGES), "PENSTOCK_CACHE": str(tmp_path / "cache")}
+    environment["SPARK_HOME"] = str(_spark_home())
     command = [sys.executable, "-m", warm_up.__name__, str(archive), ""]
     subprocess.run(command, env=environment, check=True, timeout=280)
     assert archive.exists()
@@ -80,6 +81,7 @@ def expected_archive(cache: Path) -> Path:
     """Where the next JVM looks for its archive."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_CACHE", str(cache))
+        patch.setenv("PYSPARK_PYTHON", "")  # as in the program, which sets none
         for name in ("SPARK_HOME", "SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JAVA_HOME"):
             patch.delenv(name, raising=False)
         archive = _class_archive({}, ())

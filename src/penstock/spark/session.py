@@ -175,7 +175,7 @@ def _class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive
     folder = conf_folder()
     if _GATEWAY_PORT in os.environ or (folder.is_dir() and any(folder.iterdir())):
         return None
-    return ClassArchive(find_java(), _spark_home(), _java_options(conf), jars)
+    return ClassArchive(find_java(), _home_for(conf), _java_options(conf), jars)
 
 
 def _java_options(conf: Mapping[str, str]) -> list[str]:
@@ -188,6 +188,13 @@ def _spark_home() -> Path:
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(_find_spark_home())
+
+
+def _home_for(conf: Mapping[str, str]) -> Path:
+    """Spark's folder as Java sees it: a slim one where all workers are this very Python."""
+    own_workers = os.environ.get("PYSPARK_PYTHON") == sys.executable and "SPARK_HOME" not in os.environ
+    slim = own_workers and runs_tasks_itself(conf.get("spark.master", "local"))
+    return slim_home(_spark_home()) if slim else _spark_home()
 
 
 def conf_folder() -> Path:
@@ -241,9 +248,8 @@ def _local_cores(master: str) -> int:
 def java_environment(
     conf: Mapping[str, str], jars: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Iterator[dict[str, str]]:
-    """Set Java's environment while it starts, with `options` for it and `jars` on its class path, behind Spark's and the
-    user's. Yields the settings that may stand on its command line. Where Java runs already, as under spark-submit,
-    nothing is changed."""
+    """Set Java's environment while it starts, with `options` for it and `jars` at the end of its class path, and yield
+    the settings that may stand on its command line. Where Java runs already, as under spark-submit, nothing changes."""
     if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
@@ -261,9 +267,8 @@ def java_environment(
         os.environ[_SUBMIT_OPTIONS] = " ".join(filter(None, options))
         if jars:
             os.environ[_CLASS_PATH] = ":".join(filter(None, [os.environ.get(_CLASS_PATH, ""), *jars]))
-        own_workers = os.environ.get("PYSPARK_PYTHON") == sys.executable and "SPARK_HOME" not in os.environ
-        if own_workers and runs_tasks_itself(conf.get("spark.master", "local")):
-            os.environ["SPARK_HOME"] = str(slim_home(_spark_home()))
+        if (home := _home_for(conf)) != _spark_home():
+            os.environ["SPARK_HOME"] = str(home)
         arguments = os.environ.get(_ARGUMENTS) or "pyspark-shell"
         if secret and "--properties-file" not in arguments:  # there can be one; then Spark gets them once Java runs
             file = folder / "spark.properties"

@@ -212,10 +212,8 @@ class ClassArchive:
     sets on the class path besides Spark's own jars, in `home`."""
 
     def __init__(self, java: JavaHome, home: Path, options: Sequence[str], jars: Sequence[str]) -> None:
-        self._jars, self._flags = (
-            list(jars),
-            sorted({flag for flag in options if flag.startswith("-X") and not _ARCHIVE_NEUTRAL.fullmatch(flag)}),
-        )
+        kept = {flag for flag in options if flag.startswith("-X") and not _ARCHIVE_NEUTRAL.fullmatch(flag)}
+        self._home, self._jars, self._flags = home, list(jars), sorted(kept)
         self._is_free = not any(word in option for option in options for word in _ARCHIVE_WORDS)
         age = (home / "jars").stat().st_mtime_ns if (home / "jars").is_dir() else 0
         known = [str(java.home), java.version, java.built, str(home), age, self._jars, self._flags]
@@ -239,15 +237,15 @@ class ClassArchive:
         """Make it, if this process lives that long, and no attempt was made lately."""
         if TARGET in os.environ or not self._is_free or self.path.exists() or was_tried(self.path):
             return
-        timer = threading.Timer(_LATER_SECONDS, _rehearse, (self.path, self._jars, self._flags))
+        timer = threading.Timer(_LATER_SECONDS, _rehearse, (self.path, self._home, self._jars, self._flags))
         timer.daemon = True
         timer.start()
 
 
-def _rehearse(target: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
-    """In a process that outlives this one."""
+def _rehearse(target: Path, home: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
+    """In a process that outlives this one, with the same class path: Java compares it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    environment["PENSTOCK_CACHE"] = str(user_cache())
+    environment |= {"PENSTOCK_CACHE": str(user_cache()), "SPARK_HOME": str(home)}
     with contextlib.suppress(OSError):  # nowhere to write, or no process left: slower, not wrong
         own_folder(target.parent)
         subprocess.Popen(

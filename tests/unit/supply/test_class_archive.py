@@ -112,7 +112,7 @@ def test_it_is_made_where_there_is_none(java: JavaHome, timers: Timers, tmp_path
     archive = ClassArchive(java, tmp_path / "spark", OPTIONS, ["spark-kafka"])
     archive.make_later()
     # No setting that could hold a secret.
-    assert timers.made == [(archive.path, ["spark-kafka"], ["-XX:-CompactStrings"])]
+    assert timers.made == [(archive.path, tmp_path / "spark", ["spark-kafka"], ["-XX:-CompactStrings"])]
 
 
 def test_it_is_made_once(timers: Timers, archive: ClassArchive) -> None:
