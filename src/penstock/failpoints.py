@@ -14,8 +14,7 @@ Each entry is `name=action` with an optional `@N`: only the N-th passing in this
 With `PENSTOCK_FAILPOINTS_ONCE=DIR` an action happens once over all processes: the first to create
 `DIR/<name>` acts, later ones pass. That is how a test kills a driver at one step and lets its successor through.
 
-`hooked` calls a test's function instead, in the process that passes the point. Off, a point costs two comparisons with
-None.
+`hooked` calls a test's function instead, in the process that passes the point. Off, a point costs two comparisons.
 """
 
 from __future__ import annotations
@@ -119,62 +118,50 @@ def parse(text: str) -> dict[str, _Rule]:
     return rules
 
 
-_rules: dict[str, _Rule] | None = parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
-_hooks: dict[str, Callable[[], None]] | None = None
+_rules = parse(os.environ.get(VARIABLE, ""))
+_hooks: dict[str, Callable[[], None]] = {}
 _passed: Counter[str] = Counter()
 
 
 def reload() -> None:
     """Read the environment again; for tests that change it inside one process."""
     global _rules
-    text = os.environ.get(VARIABLE)
-    _rules = parse(text) if text else None
+    _rules = parse(os.environ.get(VARIABLE, ""))
     _passed.clear()
 
 
 @contextlib.contextmanager
 def hooked(name: str, hook: Callable[[], None]) -> Iterator[None]:
     """While the block lasts, call `hook`, once, when this process passes `name`: to kill something else, just then."""
-    global _hooks
     if name not in POINTS:
         raise ConfigurationError(f"{name!r} is not a failpoint.", to_do="take a name from POINTS.")
-    _hooks = {**(_hooks or {}), name: hook}
+    _hooks[name] = hook
     try:
         yield
     finally:
-        _hooks = {key: value for key, value in (_hooks or {}).items() if key != name} or None
+        _hooks.pop(name, None)
 
 
 def active(name: str) -> bool:
     """Whether the point `name` is set; for code that only takes a detour so as to pass it."""
-    return (_rules is not None and name in _rules) or (_hooks is not None and name in _hooks)
+    return name in _rules or name in _hooks
 
 
 def failpoint(name: str) -> None:
     """Pass the point `name`. Does nothing unless the environment or a test in this process asked for it."""
-    if _rules is None and _hooks is None:
+    if not _rules and not _hooks:
         return
-    if _hooks is not None:
-        _call_hook(name)
-    rule = _rules.get(name) if _rules is not None else None
-    if rule is not None:
-        _act(name, rule)
-
-
-def _call_hook(name: str) -> None:
-    global _hooks
-    hook = (_hooks or {}).get(name)
-    if hook is not None:
-        _hooks = {key: value for key, value in (_hooks or {}).items() if key != name} or None
+    if (hook := _hooks.pop(name, None)) is not None:
         hook()
+    if (rule := _rules.get(name)) is not None:
+        _act(name, rule)
 
 
 def _act(name: str, rule: _Rule) -> None:
     _passed[name] += 1
     if rule.nth is not None and _passed[name] != rule.nth:
         return
-    once = os.environ.get(ONCE)
-    if once:
+    if once := os.environ.get(ONCE):
         try:
             os.close(os.open(Path(once) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:

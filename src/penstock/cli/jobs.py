@@ -99,7 +99,12 @@ def savepoint(
         raise typer.BadParameter("name a job, or --dispose a path; one of the two.")
     if dispose is not None:
         with output.working(f"Deleting {dispose} …"):
-            _dispose(dispose, manager)
+            if manager is None:
+                from penstock.savepoints.savepoint import dispose as delete
+
+                delete(dispose)
+            else:
+                client_at(manager).perform("/savepoint-disposal", {"savepoint-path": dispose}, "/savepoint-disposal")
         output.record("Savepoint", {"disposed": dispose})
         return
     assert job is not None
@@ -192,16 +197,6 @@ def _end(
         raise typer.Exit(1)
 
 
-def register(app: typer.Typer) -> None:
-    """Put the commands where the user finds them."""
-    app.command("list")(list_jobs)
-    app.command("savepoint")(savepoint)
-    app.command("checkpoint")(checkpoint)
-    app.command("stop")(stop)
-    app.command("cancel", cls=WithOptionalValue)(cancel)
-    app.command("logs")(logs)
-
-
 def _savepoint(target: JobTarget, verb: str, body: dict[str, Any], progress: Progress) -> str:
     """The path. A job that ends for its savepoint may be gone before the next poll; the registry then has it."""
     from penstock.ops.server.client import NoAnswer
@@ -216,15 +211,6 @@ def _savepoint(target: JobTarget, verb: str, body: dict[str, Any], progress: Pro
         if entry is None or entry.savepoint is None or entry.savepoint_request != requests[0]:
             raise
         return entry.savepoint
-
-
-def _dispose(path: str, manager: str | None) -> None:
-    if manager is None:
-        from penstock.savepoints.savepoint import dispose
-
-        dispose(path)
-        return
-    client_at(manager).perform("/savepoint-disposal", {"savepoint-path": path}, "/savepoint-disposal")
 
 
 def entries_elsewhere(manager: str, client: Client | None = None) -> list[Entry]:

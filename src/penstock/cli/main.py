@@ -1,8 +1,5 @@
-"""The `penstock` command. Commands are thin: they parse, call the package, and hand the result to an `Output`.
-
-Nothing heavy is imported before a command runs, so `penstock --help` answers at once. Exit status: 0 for success, 1
-for an error, 2 for a command that was misspelt.
-"""
+"""The `penstock` command. Nothing heavy is imported before a command runs, so `penstock --help` answers at once. Exit
+status: 0 for success, 1 for an error, 2 for a command that was misspelt."""
 
 from __future__ import annotations
 
@@ -24,16 +21,15 @@ app = typer.Typer(
 )
 app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
-jobs.register(app)
-app.command("top")(top.top)
-app.command("demo")(dev.demo)
-app.command("config")(explain.config)
-app.command("explain")(explain.explain)
-app.command("check")(explain.check)
-app.command("state")(explain.state)
-app.command("pack")(pack.pack)
+app.command("list")(jobs.list_jobs)
+for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
+    app.command()(command)
+app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
+for command in (jobs.logs, top.top, dev.demo, explain.config, explain.explain, explain.check, explain.state):
+    app.command()(command)
+for command in (pack.pack, ui.ui):
+    app.command()(command)
 app.add_typer(transactions.app, name="transactions")
-app.command("ui")(ui.ui)
 
 
 def _version(wanted: bool) -> None:
