@@ -14,8 +14,7 @@ from penstock.secrets import masked
 
 
 class PenstockError(Exception):
-    """The root. `happened`, `safe` and `to_do` are the three sentences of the message; secrets in `happened`, which
-    often quotes another system, are masked."""
+    """The root. `happened`, `safe` and `to_do` are the sentences of the message; secrets in `happened` are masked."""
 
     retryable: ClassVar[bool] = False
     checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job can be set to tolerate

@@ -63,8 +63,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class MaskedFormatter(logging.Formatter):
-    """Lines as `inner` writes them, masked and fit for a terminal: a client library may quote the address that it was
-    given, and an error a row."""
+    """Lines as `inner` writes them, masked and fit for a terminal: a library may quote an address or a row."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
@@ -83,8 +82,7 @@ def set_up(job: str, *, as_json: bool) -> None:
 
 
 def mask_log() -> None:
-    """Mask the text that this process logs to its terminal, from any library. Handlers that the program adds later are
-    not changed, nor are files."""
+    """Mask what this process logs to its terminal, from any library; files and later handlers are not changed."""
     for handler in (*logging.getLogger().handlers, logging.lastResort):
         if isinstance(handler, logging.StreamHandler) and handler.stream in _terminal():
             inner = handler.formatter or logging.Formatter()
@@ -93,10 +91,8 @@ def mask_log() -> None:
 
 
 def log_as_json(*, job: str | None = None) -> None:
-    """Log to this process's terminal as JSON; calling it again changes only the job's name.
-
-    The program's handlers for stdout or stderr stay, with their levels. Where it has none, one is added for stderr, and
-    Penstock logs from INFO on. Files and other handlers are not changed."""
+    """Log to this process's terminal as JSON; calling it again changes only the job's name. Where the program has no
+    handler for the terminal, one is added, and Penstock logs from INFO on. Other handlers are not changed."""
     if job is not None:
         _of_process["job"] = job
     root = logging.getLogger()

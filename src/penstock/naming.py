@@ -1,9 +1,7 @@
-"""Names and folders: names that users choose, names of files inside files (a ledger, a savepoint, Spark's checkpoint),
-and the user's cache.
+"""Names that users choose, names of files inside files (a ledger, a savepoint, Spark's checkpoint), and users' folders.
 
-A user's name becomes folders, file names and transactional ids. A file that names other files must not be able to name
-one outside its folder: every storage checks every name, and savepoints are checked again as they are read, before
-anything is copied.
+A file must not be able to name one outside its folder: every storage checks every name, and savepoints are checked
+again as they are read, before anything is copied.
 """
 
 from __future__ import annotations
@@ -63,8 +61,7 @@ def _unsafe(name: Any, where: str) -> UnsafeName:
 
 
 def user_cache(environ: Mapping[str, str] | None = None) -> Path:
-    """`$PENSTOCK_CACHE`, else `$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; not created here. For what can
-    always be made again: it may be deleted while no Penstock process runs."""
+    """`$PENSTOCK_CACHE`, else `$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; what can be made again."""
     return user_folder("PENSTOCK_CACHE", "XDG_CACHE_HOME", ".cache", environ)
 
 

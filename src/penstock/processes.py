@@ -57,8 +57,7 @@ def raise_file_limit() -> None:
 
 
 def start_time(pid: int) -> float | None:
-    """When the process began, in seconds since 1970: infinite for one that has ended and only waits to be reaped,
-    None where that is unknown."""
+    """Seconds since 1970: infinite for a process that only waits to be reaped, None where unknown."""
     fields = stat_fields(pid)
     if not fields:
         return None
@@ -83,8 +82,7 @@ def parents() -> dict[int, int]:
 
 
 def command_line(pid: int) -> bytes | None:
-    """The program and its arguments, a zero byte behind each. Empty for a process that is gone or that this user may
-    not look into; None where this system does not tell."""
+    """Arguments, each with a zero byte behind it; empty where they cannot be read, None without `/proc`."""
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
@@ -119,8 +117,7 @@ def session_members(leader: int) -> list[int]:
 
 
 def end_session(leader: int, patience: float) -> list[int]:
-    """Wait for the session to empty, and kill what is left after `patience` seconds. Returns the killed, once all are
-    gone."""
+    """Wait for the session to empty, kill what is left after `patience` seconds, return the killed."""
     killed: set[int] = set()
     end = time.monotonic() + patience
     while members := session_members(leader):

@@ -1,8 +1,5 @@
-"""The progress of long work, such as a savepoint.
-
-The work takes a `Progress` and calls it with a `Step` as often as it likes; `silent` drops them. Reporting never
-disturbs the work, so a `Progress` must not raise and must be quick.
-"""
+"""The progress of long work, such as a savepoint, which calls a `Progress` with a `Step` as often as it likes. That
+never disturbs the work: a `Progress` must not raise and must be quick."""
 
 from __future__ import annotations
 

@@ -63,8 +63,7 @@ def mask_setting(key: str, value: str) -> str:
 
 
 def masked(text: str) -> str:
-    """`text` with every secret hidden that its surroundings give away, and no longer than is of use: an error may
-    quote a whole row."""
+    """`text` with every secret hidden that its surroundings give away, cut where it is too long."""
     text, parts, end = _shortened(text), [], 0
     for start, stop in sorted(_spans(text)):
         if start >= end:

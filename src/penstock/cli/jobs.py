@@ -334,8 +334,7 @@ def find_running(job: str, manager: str | None) -> JobTarget:
 
 
 def client_at(manager: str) -> Client:
-    """A client for the job at this address. Its token is `PENSTOCK_TOKEN`, or, for a job of this user on this machine,
-    the one in the registry: it is only ever sent to the address recorded with it."""
+    """Its token is `PENSTOCK_TOKEN`, or the registry's, which is only sent to the address recorded with it."""
     from penstock.ops.server.client import Client
 
     client = Client(manager, None)

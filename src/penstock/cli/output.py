@@ -57,8 +57,7 @@ class Output(ABC):
 
     @abstractmethod
     def progress(self, text: str) -> AbstractContextManager[Display]:
-        """While long work lasts, on stderr: how far it is and how long it will take. A bar on a terminal, elsewhere a
-        line now and then. Call the display with each `Step`."""
+        """During long work, on stderr: a bar on a terminal, elsewhere a line now and then. It takes each `Step`."""
 
     @abstractmethod
     def error(self, error: PenstockError) -> None:
@@ -163,8 +162,7 @@ class Display:
 
 
 class ProgressDisplay(Display):
-    """A bar that disappears when the work is over; without a terminal, a line every `LINE_SECONDS`. Times are those of
-    the current step."""
+    """A bar that disappears when the work is over; without a terminal, a line every `LINE_SECONDS`."""
 
     def __init__(self, text: str, console: Console) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn

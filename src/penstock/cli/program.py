@@ -126,8 +126,7 @@ def prepare_environment() -> None:
 
 
 def set_up_log() -> bool:
-    """Log as JSON from here on where `-D` or the file asks for it; whether they do. Errors in them are the job's to
-    report."""
+    """Log as JSON where `-D` or the file asks for it; whether they do. The job reports errors in them."""
     from penstock import logs
     from penstock.config.levels import from_file, from_options
     from penstock.config.operations import FORMAT, LogFormat

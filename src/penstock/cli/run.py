@@ -1,7 +1,5 @@
-"""`penstock run JOB.py`: what `python JOB.py` does, with the environment set up, errors shown as sentences, and a
-supervisor that restarts the job when its process dies; with `-d` one that outlives the terminal.
-
-The command line is parsed here, and settings are resolved here, once: a `Start` carries them on."""
+"""`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. The
+command line is parsed and settings are resolved here, once: a `Start` carries them on."""
 
 from __future__ import annotations
 
@@ -183,9 +181,7 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
 def _ship(
     script: Path, master: str | None, archive: Path | None, settings: Mapping[str, str], *, wanted: bool | None
 ) -> dict[str, str]:
-    """The settings with which the job's executors run out of `archive`, or of one that is built now for `script`. None
-    where their master is on this machine and `--pack` was not given, and where the user has chosen their Python.
-    `ArchiveMismatch` for an archive that cannot work."""
+    """The settings for executors that run out of `archive`, or of one built now; none where they need none."""
     from penstock import __version__
     from penstock.spark.masters import is_local, runs_here
     from penstock.supply import pack
@@ -204,8 +200,7 @@ def _ship(
 
 
 def _start_detached(start: Start, *, as_json: bool) -> int:
-    """0 once the job runs, or has already done all it had to. Otherwise its error is shown, and the status is the one
-    it ended with. After Ctrl-C the job goes on."""
+    """0 once the job runs or is done; otherwise its error is shown, and the status is its own."""
     output = Output.choose(as_json)
     start = replace(start, log=str(Registry().log_file(start.id)))
     try:
@@ -245,8 +240,7 @@ def _start_error(entry: Entry | None, start: Start) -> PenstockError:
 
 
 def _detach(start: Start) -> subprocess.Popen[bytes]:
-    """Start the supervisor in a session of its own, its output in the run's log. Raises OSError where that cannot be
-    written."""
+    """Start the supervisor in a session of its own, writing to the run's log. Raises OSError."""
     with Registry().open_log(start.id) as log:
         file = start.write()
         try:

@@ -64,8 +64,7 @@ def _link_of(job: str) -> str:
 
 
 def _open_browser(link: str) -> None:
-    """Only on a terminal with a screen. The browser opens a file that redirects to the link, not the link itself: every
-    user of this machine sees the arguments of programs."""
+    """Through a file that redirects: every user of this machine sees the arguments of programs."""
     import webbrowser
 
     screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

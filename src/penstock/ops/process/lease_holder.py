@@ -70,8 +70,7 @@ class _Waiter:
 
 
 class LeaseHolder(_Waiter):
-    """One driver's hold. `lost` is called at most once, from a thread of this object's, when the process must end;
-    `seen` each time another holder, or this one, is seen to have the lease."""
+    """One driver's hold. Its thread calls `lost` at most once, when the process must end; `seen` gets every holder."""
 
     def __init__(
         self,
@@ -142,8 +141,7 @@ class LeaseHolder(_Waiter):
         self._renewer.start()
 
     def close(self, standing: Standing | None, reason: str = "") -> None:
-        """Give the lease back, or record that the job has ended; None: leave it to this supervisor's next driver.
-        Never raises: a lease that is not renewed expires."""
+        """Give the lease back or record the job's end; None leaves it to the supervisor's next driver. Never raises."""
         with self._lock:
             if self._renewer is None or self._over:
                 return
@@ -267,8 +265,7 @@ class LeaseWatch(_Waiter):
         self.ended: tuple[str, str] | None = None  # where and why the job has ended
 
     def look(self) -> bool:
-        """Whether to go on waiting. Not where the lease is free, where the job has ended, and where the lease cannot
-        be understood: a driver's error explains that best."""
+        """Whether to go on waiting. False also where the lease cannot be understood: a driver's error explains that."""
         try:
             verdict = self._patient(self._see)
         except (LedgerCorrupt, LedgerFromTheFuture):

@@ -98,8 +98,7 @@ class Watching:
         return Word(last.number + 1, turn, self._me, host, seconds, began=began)
 
     def wait_seconds(self, now: float, seconds: float) -> float:
-        """Until the next look: soon enough to see a lease that is given back, at the latest when this one expires.
-        `seconds`: the length of a lease where no entry says it."""
+        """Until the next look, at the latest when the lease expires; `seconds` is its length where no entry says it."""
         word = self.word
         if word is None or not word.held:
             return min(LOOK_SECONDS, seconds * LOOK_EVERY)
@@ -128,8 +127,7 @@ class Holding:
         return max(0.0, self.renewed + self.seconds * RENEW_AFTER - now)
 
     def begin(self, now: float) -> None:
-        """An attempt to renew begins. A holder that has slept past its deadline is granted one: where no other has
-        taken over, there is no reason to end."""
+        """An attempt to renew begins. A holder that has slept past its deadline is granted one."""
         self._begun = now
         if self._late is None and self._failed is None and now >= self.renewed + self.seconds * STOP_AFTER:
             self._late = now
@@ -149,8 +147,7 @@ class Holding:
             self._late = now
 
     def stop_in(self, now: float) -> float:
-        """Seconds until the driver must be ended, 0 where that is now. Never while nothing is known to be wrong: a
-        holder that slept past its deadline first tries to renew."""
+        """Seconds until the driver must be ended. A holder that slept past its deadline first tries to renew."""
         end = self.renewed + self.seconds * STOP_AFTER
         if self._late is not None:
             end = self._late + self.seconds * LATE_PATIENCE

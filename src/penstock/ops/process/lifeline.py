@@ -61,8 +61,7 @@ _lease: dict[str, Any] = {}  # the last report of the lease
 
 
 def connect() -> None:
-    """Take up the line, if a supervisor has started this process. The variable goes: children of this process are not
-    supervised."""
+    """Take up the line, if a supervisor has started this process; its own children are not supervised."""
     global _line, _turn, _orders, _known
     descriptor = os.environ.pop(VARIABLE, None)
     if descriptor is None:
@@ -265,8 +264,7 @@ class DriverRun:
 
 
 class Driver:
-    """A driver that was just started, in a session of its own. Raises OSError where no process can be started.
-    A standby waits for `take_over` before it touches anything."""
+    """A driver in a session of its own; a standby waits for `take_over`. Raises OSError where it cannot be started."""
 
     def __init__(self, command: Sequence[str], orders: Orders) -> None:
         self._line, their_end = socket.socketpair()

@@ -117,8 +117,7 @@ class Entry:
         return is_running(self.pid, self.pid_mark)
 
     def checked(self, last_sign: Callable[[], int] = int) -> Entry:
-        """Its state now, judged by its processes and not only by the file. `last_sign` gives the time of the run's last
-        event, in milliseconds: its file only changes with its state."""
+        """Its state now, judged by its processes too. `last_sign` gives the milliseconds of the run's last event."""
         if self.state.ended or not self.here or self.driven:
             return self
         gone = replace(self, address=None, token=None, certificate=None)  # the port may be another program's by now
@@ -370,8 +369,7 @@ def earlier(file: Path) -> Path:
 
 @contextmanager
 def kept_small(file: Path) -> Iterator[None]:
-    """Limit the size of the log while the block lasts. Driver, Java and supervisor all have it open for appending, so
-    it keeps its name: its content is copied aside, and it is truncated."""
+    """Limit the log in the block: copied aside and truncated, as several processes have it open for appending."""
 
     def look() -> bool:
         try:

@@ -20,10 +20,9 @@ FOLDER = "starts"
 
 @dataclass(frozen=True)
 class Start:
-    """What `penstock run` was asked for. `options` are those of `-D`, `file` what the configuration file `file_name`
-    holds, both as text: the program's own arguments come between them. `restart` and `standby` are what the two
-    resolve to, and hold until a driver reports otherwise. `restores`: it begins with a savepoint. `log` is a detached
-    run's."""
+    """What `penstock run` was asked for. `options` are those of `-D`, `file` the content of `file_name`; the program's
+    own arguments come between them. `restart` and `standby` are what the two resolve to, and hold until a driver
+    reports otherwise. `restores`: it begins with a savepoint. `log` is a detached run's."""
 
     id: str
     script: str
@@ -37,8 +36,7 @@ class Start:
     log: str | None = None
 
     def write(self) -> Path:
-        """A file of its owner's alone: in the registry's folder, or, where that cannot be written, in the system's
-        temporary one. Raises OSError where neither can."""
+        """A private file in the registry's folder, or else in the system's temporary one. Raises OSError."""
         from penstock.ops.process.registry import home
 
         try:
@@ -63,8 +61,7 @@ class Start:
 
     @contextmanager
     def in_effect(self) -> Iterator[None]:
-        """While the block lasts, settings of this process are resolved from this start, and not from environment and
-        file; the next job that it registers is this run."""
+        """In the block, settings come from this start, and the next job that is registered is this run."""
         from penstock.config.levels import Texts, using
         from penstock.ops.process.registry import expect_run
 

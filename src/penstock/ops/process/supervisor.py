@@ -82,8 +82,7 @@ def penstock_command(*arguments: str) -> list[str]:
 
 
 class Supervisor:
-    """Call `run`, once, in the main thread. With `standby` it keeps a second driver ready. `id` is the run's, by which
-    its drivers hold the job's lease."""
+    """Call `run`, once, in the main thread. `id` is the run's, by which its drivers hold the job's lease."""
 
     def __init__(
         self,
@@ -107,8 +106,7 @@ class Supervisor:
         self._expired: int | None = None  # the entry of the lease that has expired while no driver ran
 
     def run(self) -> int:
-        """Until the driver is done, stopped or has failed for good; returns the exit status. No process that it has
-        started is left then."""
+        """Until the driver is done, stopped or failed for good, and every process is gone; returns the exit status."""
         with self._signals() as wake, contextlib.ExitStack() as stack:
             stack.callback(self._end_processes)
             while True:
@@ -177,8 +175,7 @@ class Supervisor:
         self._emit("has_lease" if lease.here else "awaits_lease", host=lease.host, turn=lease.turn)
 
     def _await_turn(self, run: DriverRun, wake: int) -> int | None:
-        """After a driver that had no turn, or lost it: None when the next is to be started; otherwise the exit status,
-        where the job has ended elsewhere or a stop was requested."""
+        """After a lost turn: None when the next driver is to be started; the exit status where the job has ended."""
         lease = run.report.lease
         if run.report.error is not None:
             log.warning("the driver %s; another one waits for its turn", run.reason)
@@ -222,8 +219,7 @@ class Supervisor:
         return status
 
     def _exit_status(self, run: DriverRun) -> int:
-        """The driver's own. `LOST_TURN` only means something between a driver and its supervisor: it comes here when
-        a stop was requested, and then it is the stop that ends the job."""
+        """The driver's own; `LOST_TURN` comes here only when a stop was requested, which then ends the job."""
         if run.status == lifeline.LOST_TURN:
             return self._stop_status()
         return run.status if run.status >= 0 else 128 - run.status
@@ -252,8 +248,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[int]:
-        """Take SIGTERM and SIGINT for a stop. Yields the end of a pipe that becomes readable when one has come or a
-        child has ended: a sleep would go on to its end."""
+        """SIGTERM and SIGINT stop. Yields a pipe that becomes readable when one has come or a child has ended."""
         wake, write_end = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(write_end, False)
@@ -301,8 +296,7 @@ class Standby:
         self._useless = False
 
     def tend(self, active: Driver) -> float | None:
-        """Notice the end of the standby, start one when it is time. Returns the seconds until the next call is due,
-        None where a driver's report comes first."""
+        """Replace the standby when due. Returns the seconds until the next call, None where a report comes first."""
         if self.driver is not None:
             run = self.driver.ended()
             if run is None:
@@ -394,8 +388,7 @@ class Sweeper:
 
 
 def _reap(leader: int) -> None:
-    """The first process of a container inherits orphans, and has to wait for them. Only those of that session: the exit
-    status of the next driver, a child as well, is for `Driver.ended`."""
+    """Orphans that a container's first process inherits; not the next driver, whose status `Driver.ended` needs."""
     with contextlib.suppress(FileNotFoundError):  # a system without `/proc` has no containers either
         for pid in all_stat_fields():
             with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
