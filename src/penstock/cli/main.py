@@ -4,6 +4,7 @@ status: 0 for success, 1 for an error, 2 for a command that was misspelt."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
 app.command("list")(jobs.list_jobs)
+command: Callable[..., None]
 for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
     app.command()(command)
 app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
