@@ -96,9 +96,13 @@ class ConnectorMissing(ConfigurationError):
 class DataError(PenstockError):
     """A row that can never be written, however often it is tried."""
 
+    usually_safe = "nothing of this epoch is visible."
+
 
 class SchemaMismatch(DataError):
     """Columns or types that the sink cannot take."""
+
+    usually_safe = "nothing was written."
 
 
 class ConstraintViolated(DataError):
@@ -213,6 +217,8 @@ class CheckpointExpired(EpochError):
 
 class PreCommitFailed(EpochError):
     """Before the decision: everything is aborted and the epoch replays from the same positions."""
+
+    usually_safe = "nothing of this epoch is visible; it replays from the same positions."
 
 
 class BarrierOverwritten(EpochError):

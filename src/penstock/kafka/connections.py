@@ -242,8 +242,7 @@ def _close(admin: Any) -> None:
 
 
 def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = REACH_SECONDS) -> bool:
-    """Connect as the writers will; whether `topic` exists (True if none is named). Raises `AccessDenied` or
-    `SystemUnavailable` with the client's reason."""
+    """Connect as the writers will; whether `topic` exists (True if none is named)."""
     troubles: list[tuple[int, str]] = []
     plain = {name: value for name, value in settings.items() if name != "transaction.timeout.ms"}
     handle = Handle(plain, lambda row: None, lambda code, reason: troubles.append((code, reason)))

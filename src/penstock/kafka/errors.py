@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import (
-    AccessDenied,
-    ConfigurationError,
-    DataError,
-    MissingExtra,
-    PenstockError,
-    PreCommitFailed,
-    SystemUnavailable,
-    TimeoutsContradict,
-    TopicMissing,
-    ValueTooLarge,
-)
+from penstock import errors
 
 if TYPE_CHECKING:
     from penstock.kafka.librdkafka import Undelivered
@@ -31,7 +20,6 @@ PURGED = (-152, -151)
 UNKNOWN_TOPIC_OR_PARTITION, MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE = 3, 10, 18
 COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
 INVALID_TRANSACTION_TIMEOUT, CONCURRENT_TRANSACTIONS, TRANSACTIONAL_ID_NOT_FOUND = 50, 51, 105
-TRANSACTIONAL_ID_DENIED = 53
 INVALID_TOPIC, INVALID_TIMESTAMP, POLICY_VIOLATION, INVALID_RECORD = 17, 32, 44, 87
 UNSUPPORTED_SASL_MECHANISM, UNSUPPORTED_VERSION, UNSUPPORTED_FORMAT, UNSUPPORTED_COMPRESSION = 33, 35, 43, 76
 DENIED = {29: "the topic", 30: "the group", 31: "the cluster", 53: "the transactional id", 58: "the connection"}
@@ -58,16 +46,16 @@ _UNSUPPORTED = (
 )  # fmt: skip
 
 
-def unreachable(servers: str, reason: str, seconds: float) -> SystemUnavailable:
-    return SystemUnavailable(
+def unreachable(servers: str, reason: str, seconds: float) -> errors.SystemUnavailable:
+    return errors.SystemUnavailable(
         f"The Kafka brokers at {servers} did not answer within {seconds:.1f} s: {reason}.",
         safe="what was committed stays committed; nothing else is visible.",
         to_do="check that the address is right and the brokers run; the job tries again by its restart strategy.",
     )
 
 
-def denied(what: str, reason: str) -> AccessDenied:
-    return AccessDenied(
+def denied(what: str, reason: str) -> errors.AccessDenied:
+    return errors.AccessDenied(
         f"Kafka refused {what}: {reason}.",
         safe=_SAFE,
         to_do="check user, password and certificates in the sink's options, and the ACLs: WRITE and DESCRIBE on the "
@@ -75,16 +63,16 @@ def denied(what: str, reason: str) -> AccessDenied:
     )
 
 
-def missing(topic: str) -> TopicMissing:
-    return TopicMissing(
+def missing(topic: str) -> errors.TopicMissing:
+    return errors.TopicMissing(
         f"The topic {topic!r} does not exist.",
         safe=_SAFE,
         to_do=f"create it, or write KafkaSink({topic!r}, create_topic=True, partitions=…).",
     )
 
 
-def missing_client(library: str, error: ImportError) -> MissingExtra:
-    return MissingExtra(
+def missing_client(library: str, error: ImportError) -> errors.MissingExtra:
+    return errors.MissingExtra(
         f"Kafka needs {library}, which cannot be imported ({error}).",
         to_do="pip install 'penstock[kafka]' where the driver and the workers run.",
     )
@@ -92,7 +80,7 @@ def missing_client(library: str, error: ImportError) -> MissingExtra:
 
 def from_code(
     code: int, text: str, *, servers: str, doing: str, topic: str = "", seconds: float = 0.0
-) -> PenstockError:
+) -> errors.PenstockError:
     """The error for a code that a client reported while `doing` something."""
     if code in DENIED:
         return denied(DENIED[code], text)
@@ -103,36 +91,34 @@ def from_code(
     if code in _MISSING:
         return missing(topic or "?")
     if code == UNKNOWN_PARTITION:
-        return DataError(
+        return errors.DataError(
             f"A row names a partition that topic {topic!r} does not have.",
-            safe=_SAFE,
             to_do="correct the column 'partition', or add partitions to the topic.",
         )
     if code == INVALID_TRANSACTION_TIMEOUT:
-        return TimeoutsContradict(
+        return errors.TimeoutsContradict(
             f"The broker refuses the sink's transaction timeout ({text}).",
             safe=_SAFE,
             to_do="lower transaction_timeout, or raise the brokers' transaction.max.timeout.ms.",
         )
     if code in _REFUSED:
-        return DataError(f"Topic {topic!r} never takes such rows: {text}.", safe=_SAFE, to_do=_REFUSED[code])
+        return errors.DataError(f"Topic {topic!r} never takes such rows: {text}.", to_do=_REFUSED[code])
     if code in _UNSUPPORTED:
-        return ConfigurationError(
+        return errors.ConfigurationError(
             f"The Kafka brokers at {servers} cannot do what the sink asks of them while {doing}: {text} (code {code}).",
             safe=_SAFE,
             to_do="correct the sink's options (compression.type, sasl.mechanism), or upgrade the brokers.",
         )
     if code in _AWAY:
         return unreachable(servers, text, seconds)
-    return PreCommitFailed(
-        f"Kafka failed while {doing}: {text} (code {code}).", safe=_SAFE, to_do="nothing: the epoch replays."
+    return errors.PreCommitFailed(
+        f"Kafka failed while {doing}: {text} (code {code}).", to_do="nothing: the epoch replays."
     )
 
 
-def too_large(size: int, topic: str, limit: str, text: str) -> ValueTooLarge:
-    return ValueTooLarge(
+def too_large(size: int, topic: str, limit: str, text: str) -> errors.ValueTooLarge:
+    return errors.ValueTooLarge(
         f"A row of {size:,} bytes for topic {topic!r} was refused: {text} ({limit}).",
-        safe=_SAFE,
         to_do="raise the topic's max.message.bytes (and the sink's option message.max.bytes if that is lower), "
         "lower the option batch.size to what the topic takes, or filter such rows.",
     )
@@ -140,7 +126,7 @@ def too_large(size: int, topic: str, limit: str, text: str) -> ValueTooLarge:
 
 def from_undelivered(
     failed: Sequence[Undelivered], *, total: int, servers: str, limit: str, seconds: float
-) -> PenstockError:
+) -> errors.PenstockError:
     """One error for all undelivered rows: the first real cause, how many, and the largest row."""
     # Rows purged because another row failed do not carry the cause.
     causes = [row for row in failed if row.code not in PURGED] or list(failed)

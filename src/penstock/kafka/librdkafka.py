@@ -293,8 +293,7 @@ class Handle:
         return code
 
     def produce_batch(self, topic: int, address: int, count: int) -> int:
-        """Offer `count` message structs at `address`, each with its partition or -1; returns how many were accepted.
-        The others carry their error. librdkafka copies payload and key."""
+        """Offer `count` message structs; how many were accepted. The others carry their error. Payloads are copied."""
         flags = _MSG_F_COPY | _MSG_F_PARTITION
         return int(self._lib.rd_kafka_produce_batch(topic, _PARTITION_UA, flags, address, count))
 

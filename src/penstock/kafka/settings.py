@@ -155,8 +155,7 @@ def for_producer(servers: str, options: Mapping[str, str], transaction_timeout: 
 
 
 def for_java(client: Mapping[str, str]) -> dict[str, str]:
-    """The same settings for a Java client: user and password as JAAS, PEM files as key and trust stores.
-    `ConfigurationError` for settings without an equivalent in Java."""
+    """The same settings for a Java client; `ConfigurationError` for one without an equivalent."""
     settings = {_SAME_IN_JAVA.get(name, name): value for name, value in client.items()}
     if "security.protocol" in settings:
         settings["security.protocol"] = settings["security.protocol"].upper()
@@ -300,7 +299,4 @@ def _context(options: Mapping[str, str], hostname: bool) -> ssl.SSLContext:
 
 
 def _untranslatable(what: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"Spark's Kafka reader is a Java client and cannot use {what}.",
-        to_do=f"{to_do}.",
-    )
+    return ConfigurationError(f"Spark's Kafka reader is a Java client and cannot use {what}.", to_do=f"{to_do}.")

@@ -136,8 +136,7 @@ def check_bucket(bucket: S3Folder, uid: str) -> Sequence[Finding]:
 
 
 def _shows_uploads(bucket: S3Folder) -> bool:
-    """Whether a listing finds uploads by the beginning of their name, on which every sweep relies. Tries it with an
-    invisible one, aborted at once."""
+    """Whether a listing finds uploads by the beginning of their name, as sweeps need; tried with an aborted one."""
     name = f"{PRIVATE}/probe-{secrets.token_hex(6)}"
     upload = bucket.begin(name, "")
     try:
@@ -173,13 +172,11 @@ def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
         raise ConfigurationError(
-            f"{nearest} is a file, so {folder} cannot be {what}.",
-            to_do="give the path of a folder.",
+            f"{nearest} is a file, so {folder} cannot be {what}.", to_do="give the path of a folder."
         )
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise AccessDenied(
-            f"This user may not write in {nearest}.",
-            to_do="grant the right to write, or choose another folder.",
+            f"This user may not write in {nearest}.", to_do="grant the right to write, or choose another folder."
         )
     space = os.statvfs(nearest)
     if space.f_blocks == 0:

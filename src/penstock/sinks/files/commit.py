@@ -110,7 +110,6 @@ class FileWriter(Writer):
                 raise PreCommitFailed(
                     f"The hidden file {self._staged} was removed while it was written: a newer run has taken over, or "
                     "another program cleaned the folder.",
-                    safe="nothing of this epoch is visible; it replays from the same positions.",
                     to_do="nothing if the job was restarted; otherwise keep other programs out of _penstock.",
                 ) from error
         return {"staged": self._staged, "final": self._final, "bytes": size}
@@ -138,7 +137,6 @@ class FileCommitter(Committer):
                 raise PreCommitFailed(
                     f"The hidden file of writer {committable.writer} of sink {committable.sink!r} is "
                     f"{'gone' if size is None else 'not as it was written'}: {committable.payload['staged']}.",
-                    safe="nothing of this epoch is visible; it replays from the same positions.",
                     to_do="if tasks run on several machines, see that all reach the same folder.",
                 )
             self._storage.secure(staged_of(committable))

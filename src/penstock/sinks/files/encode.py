@@ -172,8 +172,7 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
 
 def _never_blank(only: Column, line: Column, options: Mapping[str, str]) -> Column:
-    """Quotes around a line of one column that is null or blank: `to_csv` fails on it, Spark's writer drops the row, and
-    readers skip an empty line."""
+    """Quotes around a blank line of one column: `to_csv` fails on it, Spark drops it, and readers skip it."""
     from pyspark.sql import functions as f
 
     text, mark = only.cast("string"), f.lit(options.get("quote", '"'))
@@ -229,7 +228,6 @@ def _refuse_columns(kind: str, frame: DataFrame) -> None:
     if problems:
         raise SchemaMismatch(
             f"FileSink cannot write these rows as {kind}: {'; '.join(problems)}.",
-            safe="nothing was written.",
             to_do="select, rename or cast the columns, for example with to_json for nested ones.",
         )
 
@@ -259,8 +257,7 @@ def never_nan(schema: pa.Schema) -> list[str]:
 
 
 def repeating(batch: pa.RecordBatch) -> list[str]:
-    """The value columns, by Parquet's names, whose values occur at least twice on average among the first rows; and all
-    nested ones, which are not counted."""
+    """The value columns, by Parquet's names, whose first values occur twice on average; and all nested ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

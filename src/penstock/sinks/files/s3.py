@@ -122,7 +122,6 @@ class UploadStream(io.RawIOBase):
             raise DataError(
                 f"A task of one epoch writes more than {(MOST_PARTS * PART_BYTES) >> 30} GiB into one file, and S3 "
                 f"takes {MOST_PARTS} parts of an upload.",
-                safe="nothing of this epoch is visible.",
                 to_do="repartition the rows into more tasks, or cut epochs more often.",
             )
         self._send(part)
@@ -162,7 +161,6 @@ class UploadWriter(Writer):
             raise PreCommitFailed(
                 f"The upload of {self._name} ended while it was written: a newer run has taken over, or a rule of the "
                 "bucket or another program aborted it.",
-                safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="nothing if the job was restarted; otherwise let no rule abort uploads of less than a day.",
             )
         self._etags.append(etag)
@@ -183,7 +181,6 @@ class UploadCommitter(Committer):
                 raise PreCommitFailed(
                     f"The upload of writer {committable.writer} of sink {committable.sink!r} is "
                     f"{'gone' if parts is None else 'not as it was written'}: {self._name(committable)}.",
-                    safe="nothing of this epoch is visible; it replays from the same positions.",
                     to_do="see that driver and workers reach the same bucket, and that nothing aborts its uploads.",
                 )
         return committables

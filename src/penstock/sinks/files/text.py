@@ -88,8 +88,7 @@ def _refused(kind: str, problem: str) -> ConfigurationError:
 
 
 def rendering(kind: str, options: Mapping[str, str]) -> dict[str, str]:
-    """Options for `to_json` and `to_csv`. A user's own time format uses the session's zone, as in Spark: it may have no
-    place for a zone."""
+    """Options for `to_json` and `to_csv`; a user's own time format uses the session's zone, as in Spark."""
     default = dict(LOSSLESS[kind])
     if "timestampFormat" in options:
         del default["timeZone"]
@@ -148,7 +147,6 @@ def refuse_keys(fields: Iterable[StructField], where: str) -> None:
     if problems:
         raise SchemaMismatch(
             f"{where} cannot take these rows as JSON, whose keys are text: {'; '.join(problems)}.",
-            safe="nothing was written.",
             to_do="make text of the keys first, for example with transform_keys and hex, or an array with map_entries.",
         )
 
@@ -167,8 +165,7 @@ def _unfit_keys(kind: DataType) -> list[str]:
 
 
 def digits_of(column: pa.Array) -> pa.Array:
-    """A column of decimals as strings with all digits and no exponent; nulls stay null. Arrow writes small decimals,
-    and zeros with a long scale, in scientific notation, which a database reads as an approximate number."""
+    """Decimals as strings with all digits and no exponent, which a database would read as an approximate number."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

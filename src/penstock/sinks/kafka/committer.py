@@ -113,7 +113,6 @@ class KafkaCommitter(Committer):
             name, described = next(iter(gone.items()))
             raise PreCommitFailed(
                 f"{len(gone)} of {len(named)} prepared Kafka transactions are not open: {name} is {described.state}.",
-                safe="nothing of this epoch is visible.",
                 to_do="if this repeats, raise the sink's transaction_timeout above the time an epoch takes.",
             )
         sealed = []
@@ -245,8 +244,7 @@ class KafkaCommitter(Committer):
         *,
         ask: bool,
     ) -> None:
-        """Describe `names` and remove the proven ones from `waiting`. With `ask`, also remove those that could not be
-        described: they must not be committed unseen."""
+        """Remove the proven `names` from `waiting`; with `ask` also those that could not be described."""
         states = self._client.describe(names, deadline)
         for name in names:
             verdict = judge(waiting[name].payload, states[name]) if name in states else None

@@ -117,8 +117,7 @@ def messages(value: pa.Array, key: pa.Array | None, partition: pa.Array | None) 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Rows as `rd_kafka_vu_t` arrays, for headers and timestamps, which a message struct has no room for. `kept` keeps
-    the memory of the headers' names and values alive."""
+    """Rows as `rd_kafka_vu_t` arrays, for headers and timestamps; `kept` keeps the memory of the headers alive."""
 
     memory: npt.NDArray[np.void]
     starts: list[int]
@@ -182,7 +181,6 @@ def _milliseconds(timestamp: pa.Array | None, count: int) -> U8:
         raise DataError(
             f"{wrong:,} rows have a timestamp within a millisecond of 1970-01-01T00:00:00Z, which Kafka's client treats"
             " as missing: they would get the present time, a different one in every replay.",
-            safe="nothing of this epoch is visible.",
             to_do="write null where a row has no time of its own, or leave the column 'timestamp' out.",
         )
     return numbers
@@ -210,8 +208,7 @@ def _names(keys: pa.Array) -> tuple[tuple[Any, ...], U8]:
 
 
 class Producer:
-    """Begin, send, flush, then commit or abort; any number of times. Used by one task at a time. Without a
-    transactional id rows are visible as soon as the broker has them, and there is nothing to commit or abort."""
+    """Begin, send, flush, then commit or abort, repeatedly. Without a transactional id rows are visible at once."""
 
     def __init__(self, settings: Mapping[str, str], transactional_id: str | None) -> None:
         self.transactional_id = transactional_id or ""
@@ -293,8 +290,7 @@ class Producer:
         self._handle.abandon()
 
     def _ended(self, end: Callable[[float], ClientError | None], seconds: float) -> bool:
-        """Whether the transaction ended and every request for it was answered. An unanswered request that was repeated
-        may still be in flight, and would end any transaction that this producer has open when it arrives."""
+        """Whether the transaction ended and no request is in flight that could end this producer's next one."""
         return end(seconds) is None and self._handle.sure
 
     def _init(self) -> None:
@@ -360,7 +356,6 @@ class Producer:
         if low < -1 or high >= self._partitions[name]:
             raise DataError(
                 f"A row names partition {low if low < -1 else high} of topic {name!r}, which does not exist.",
-                safe="nothing of this epoch is visible.",
                 to_do="correct the column 'partition', or add partitions to the topic.",
             )
         self.topics.add(name)

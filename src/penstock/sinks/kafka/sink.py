@@ -89,8 +89,7 @@ class KafkaSink(TwoPhaseSink):
         return f"Kafka topic {self.topic or '(column topic)'} at {self.servers}"
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        """The accepted columns of `frame` in fixed order and type, others dropped as Spark does; strings become their
-        UTF-8 bytes. `SchemaMismatch` names the column, its type and what is accepted."""
+        """The accepted columns in fixed order and type, others dropped as Spark does; strings as UTF-8 bytes."""
         from pyspark.sql import functions as f
 
         types = {field.name.lower(): field for field in frame.schema.fields}
@@ -99,7 +98,6 @@ class KafkaSink(TwoPhaseSink):
         if self.topic is None and "topic" not in types:
             raise SchemaMismatch(
                 "The Kafka sink has no topic: neither KafkaSink(topic) nor a column 'topic' names one.",
-                safe="nothing was written.",
                 to_do="write KafkaSink('topic', …), or add a column 'topic' of type string.",
             )
         columns = []
@@ -196,7 +194,6 @@ def _mismatch(name: str, kind: str, columns: list[str]) -> SchemaMismatch:
     return SchemaMismatch(
         f"The Kafka sink cannot take column {name!r}: it is {kind}, accepted is {ACCEPTED[name]}"
         f" (columns given: {', '.join(columns) or 'none'}).",
-        safe="nothing was written.",
         to_do='for example df.selectExpr("to_json(struct(*)) AS value"), or cast the column.',
     )
 

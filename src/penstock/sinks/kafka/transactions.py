@@ -37,8 +37,7 @@ _COMMIT = 1  # the kind of an end marker
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The coordinator's description of one transactional id. `state` is Kafka's word, or `NotFound`. Times are in
-    milliseconds; `partitions` (`topic-number`) are those the transaction has written to."""
+    """A coordinator's description of a transactional id: `state` is Kafka's word or `NotFound`, times in ms."""
 
     state: str
     producer_id: int = -1
@@ -63,8 +62,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last answer to an attempt to end a transaction. `sure` is False if a request got no answer: it may still
-    reach the broker and meet a later transaction of the same producer, which must not be used again."""
+    """The last answer. Not `sure`: a request may still arrive and end a later transaction of this producer."""
 
     code: int
     sure: bool

@@ -106,8 +106,7 @@ class MySqlDialect(Dialect[Session]):
         self.create(connection)
 
     def create(self, session: Session, since: str | None = None) -> None:
-        """Create the tables and this sink's row, where they are missing. Nothing can be proven then about writers that
-        began before `since` (default: now): the tables may have been dropped, and their markers with them."""
+        """Create what is missing. Nothing can be proven then about writers that began before `since` (default: now)."""
         if self.missing(session):
             for table, columns in _TABLES.items():
                 session.execute(f"CREATE TABLE IF NOT EXISTS {self.names.quoted(table)} {columns}")

@@ -29,9 +29,7 @@ _AWAY |= {2013, 2014, 2055, 3572}
 
 
 class ServerError(Exception):
-    """An error of the server or the network, with the server's error code, because some codes are part of the protocol
-    (an unknown XA transaction, a duplicate marker). `lost`: the connection is unusable, and the outcome of the last
-    statement is unknown."""
+    """An error of server or network with its code. `lost`: unusable connection, unknown outcome of the statement."""
 
     def __init__(self, code: int, text: str, *, lost: bool = False) -> None:
         super().__init__(code, text)
@@ -205,8 +203,7 @@ class Session:
             return int(cursor.execute(statement, tuple(values) or None))
 
     def load(self, statement: str, rows: Iterable[memoryview]) -> tuple[int, int]:
-        """`LOAD DATA LOCAL INFILE` with `rows` in the place of the file; how many rows arrived, and how many warnings
-        there were."""
+        """`LOAD DATA LOCAL INFILE` with `rows` as the file; how many rows arrived, and how many warnings."""
         from pymysql.protocol import OKPacketWrapper
 
         with self._mapped():
@@ -253,8 +250,7 @@ class Session:
 
 @functools.cache
 def _connection_class() -> Any:
-    """pymysql's connection, except that it reads the system's certificates (some 25 ms) once for each set of TLS
-    options and not for every connection."""
+    """pymysql's connection, but reading the system's certificates (25 ms) once for each set of TLS options."""
     from pymysql.connections import Connection
 
     known: dict[str, Any] = {}

@@ -186,15 +186,13 @@ def require(table: Table, names: Names, columns: RowColumns | None) -> None:
     if len(twice) < len(columns):
         raise SchemaMismatch(
             f"Rows do not fit into {where}: two columns differ only by upper and lower case.",
-            safe=NOTHING_VISIBLE,
             to_do="rename one of them in the query.",
         )
     compare([(table.spelt(name), kind) for name, kind in columns], table.columns, where, refusal)
 
 
 def collation(session: Session, columns: RowColumns, key: Sequence[str]) -> str:
-    """The collation of a new table: it compares byte by byte, trailing blanks included. `ConfigurationError` where a
-    key needs that and the server has no such collation (MySQL before 8.0.17)."""
+    """A new table's collation, byte by byte; `ConfigurationError` where a key needs one that the server lacks."""
     there = session.query("SHOW COLLATION WHERE Collation IN (%s, %s)", [*_UNPADDED])
     if there:
         return str(there[0][0])
@@ -259,8 +257,7 @@ def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:
 def require_key(
     there: Sequence[UniqueIndex], names: Names, key: Sequence[str], table: Table, columns: RowColumns
 ) -> None:
-    """An upsert needs a unique index on exactly its key, and no other one that could choose the row to update:
-    `ON DUPLICATE KEY UPDATE` cannot name an index."""
+    """`ON DUPLICATE KEY UPDATE` cannot name an index, so the one on the key must be the only one to choose a row."""
     keys = {name.lower() for name in key}
     where = f"The {SYSTEM} table {names.database}.{names.table}"
     if not any(index.is_on(keys) for index in there):

@@ -112,7 +112,6 @@ def of_arrow(name: str, kind: pa.DataType) -> str:
 def unsupported(name: str, kind: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"Column {name!r} is {kind}, for which MySQL has no column.",
-        safe="nothing was written.",
         to_do="cast it in the query, for instance to a string or to a number of seconds.",
     )
 
@@ -156,8 +155,7 @@ def _unescaped(member: str) -> str:
 
 
 def refusal(kind: str, column: Column) -> str | None:
-    """Why rows of `kind` cannot go into `column`; None if they can. Whether a value is too large for a column of the
-    right sort is seen when it is loaded."""
+    """Why rows of `kind` cannot go into `column`; None if they can. Values that are too large show when loaded."""
     base = _base(column)
     decimal = _DECIMAL.fullmatch(kind)
     if decimal is None:
@@ -219,8 +217,7 @@ def _field(column: pa.Array, name: str) -> pa.Array:
 
 
 def _text(column: pa.Array, name: str) -> pa.Array:
-    """A column as strings that the server understands, nulls still null; `DataError` for a value that no server
-    takes."""
+    """A column as strings that the server understands; `DataError` for a value that no server takes."""
     kind = of_arrow(name, column.type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -252,7 +249,6 @@ def _refuse_not_finite(column: pa.Array, name: str) -> None:
         value = column.filter(bad)[0].as_py()
         raise DataError(
             f"Column {name!r} holds {value}, which MySQL cannot store.",
-            safe="nothing of this epoch is visible.",
             to_do=f"replace it in the query, for instance with null: nullif({name}, double('{value}')).",
         )
 

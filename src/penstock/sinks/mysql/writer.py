@@ -33,8 +33,7 @@ Ready = Callable[[Session, Names, RowColumns], Table]
 
 
 class Loader:
-    """Collects small batches and sends them in statements of some megabytes. If the server does not store every row
-    exactly as it was sent, that is an error, and the caller rolls back."""
+    """Sends batches in statements of some megabytes; raises if a row is not stored exactly as it was sent."""
 
     def __init__(self, session: Session, statement: str, mapper: ErrorMapper) -> None:
         self._session, self._statement, self._mapper = session, statement, mapper

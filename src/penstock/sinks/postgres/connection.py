@@ -164,8 +164,7 @@ class Server:
 
 
 class Line:
-    """The driver's psycopg connection: opened on first use and again after it was lost, and never waiting beyond its
-    deadline. Used by one thread at a time. Raises psycopg's errors, which prove outcomes."""
+    """The driver's psycopg connection, reopened after a loss, for one thread. Raises psycopg's errors, which prove."""
 
     def __init__(self, server: Server, name: str, deadline: Deadline) -> None:
         self._server, self._name, self.deadline = server, name, deadline

@@ -93,8 +93,7 @@ def find(ask: Ask, place: Place) -> Table | None:
 
 
 def inserted(ask: Ask, table: Table) -> int | None:
-    """The server's count of rows that this session inserted into the table and its partitions, to be compared with a
-    later one of the same transaction; None where the server does not count."""
+    """Rows this session inserted into the table, to compare inside one transaction; None if the server counts none."""
     [(count,)] = ask(_INSERTED, table.oid)
     return None if count is None else int(count)
 
@@ -123,7 +122,6 @@ def refuse_arrays(table: Table, routes: Mapping[str, Route], place: Place) -> No
         textual = [f"{column.name} ({column.type})" for column in table.columns if column.name in alone]
         raise SchemaMismatch(
             f"The sink cannot write {', '.join(textual)} of {place} together with the arrays {', '.join(arrays)}.",
-            safe="nothing was written.",
             to_do="make the arrays jsonb, or the others text.",
         )
 
@@ -139,8 +137,7 @@ def is_known(ask: Ask, place: Place, prefix: str) -> bool:
 
 
 def make_known(ask: Ask, place: Place, prefix: str, since: int | None) -> None:
-    """Insert the sink's row. Nothing can be proven from then on about writers that began before `since` (default: now):
-    the tables may have been dropped, and their markers with them."""
+    """Insert the sink's row. Nothing can be proven then about writers that began before `since` (default: now)."""
     ask(
         f"INSERT INTO {place.sinks} (sink, generation, fence, pruned) "
         f"VALUES ($1, 0, 0, COALESCE($2::bigint, {NOW}) - 1) ON CONFLICT DO NOTHING",

@@ -243,9 +243,7 @@ def column_type(kind: DataType) -> str:
     if name.startswith(("struct", "map", "variant")):
         return "jsonb"
     raise SchemaMismatch(
-        f"PostgreSQL has no type for values of Spark's type {name}.",
-        safe="nothing was written.",
-        to_do="cast the column to a string or a number.",
+        f"PostgreSQL has no type for values of Spark's type {name}.", to_do="cast the column to a string or a number."
     )
 
 

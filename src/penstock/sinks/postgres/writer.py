@@ -41,8 +41,7 @@ _ISOLATION = "ISOLATION LEVEL READ COMMITTED"
 
 
 class ArrowSession:
-    """A connection inside a transaction, over ADBC, used by one thread. Its connections are slow to make (the driver
-    reads the server's types first), so one that ended its transaction in order is kept for the next writer."""
+    """A connection inside a transaction, over ADBC. It is slow to make, so it is kept after an orderly end."""
 
     def __init__(self, server: Server) -> None:
         self._where = server.libpq()
@@ -373,8 +372,7 @@ class PostgresWriter(Writer):
             session.close()
 
     def _conflict(self, fault: Fault) -> PenstockError | None:
-        """The error if another writer of this epoch holds the key. If an earlier attempt of the same task, which died
-        after it had prepared, holds it, the epoch replays, which ends that attempt."""
+        """The error if another writer of this epoch holds the key, not an earlier attempt of the same task."""
         if not is_on_a_key(fault):
             return None
         line = self._sink.line("penstock", _UNDO_SECONDS)

@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha1
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -58,7 +57,6 @@ _ANSWER_SECONDS = 15.0
 _CONNECT_SECONDS = 10.0
 _WHERE = ("host", "port", "path")  # the sentinels provide these
 
-_SAFE = "nothing of this epoch is visible."
 _DENIED = (
     "NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "invalid password", "ACL failure",
     "user executing the script",
@@ -71,8 +69,7 @@ def library() -> Any:
         import redis
     except ImportError as error:
         raise MissingExtra(
-            "The Redis sink needs the package redis, which is not installed.",
-            to_do="pip install 'penstock[redis]'",
+            "The Redis sink needs the package redis, which is not installed.", to_do="pip install 'penstock[redis]'"
         ) from error
     return redis
 
@@ -176,13 +173,12 @@ def translated(error: BaseException, url: str) -> PenstockError:
     if isinstance(error, denied) or any(word in text for word in _DENIED):
         return AccessDenied(
             f"Redis at {where} refused: {text}.",
-            safe=_SAFE,
+            safe="nothing of this epoch is visible.",
             to_do="check user and password in the sink's url, and the ACL: keys 'penstock:*' and those of the prefix.",
         )
     if "bulk length" in text or "big bulk count" in text:
         return ValueTooLarge(
             f"A value is larger than Redis at {where} takes (proto-max-bulk-len): {text}.",
-            safe=_SAFE,
             to_do="leave such rows out, or raise proto-max-bulk-len.",
         )
     if isinstance(error, errors.OutOfMemoryError) or text.startswith("OOM"):
@@ -204,7 +200,7 @@ def translated(error: BaseException, url: str) -> PenstockError:
             to_do="check that the address is right and the server runs; the restart strategy retries.",
         )
     return PreCommitFailed(
-        f"Redis at {where} refused a command: {text}.", safe=_SAFE, to_do="see what the server's version and ACL allow."
+        f"Redis at {where} refused a command: {text}.", to_do="see what the server's version and ACL allow."
     )
 
 
@@ -256,31 +252,18 @@ def hash_tag(prefix: str) -> str:
     return match[0] if match is not None and prefix.find("{") == match.start() else ""
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """The names of one sink's own keys."""
 
-    base: str
+    def __init__(self, base: str) -> None:
+        self.base = base
+        self.open, self.begun, self.done, self.synced = (
+            f"{base}:{part}" for part in ("open", "begun", "done", "synced")
+        )
 
     @classmethod
     def of(cls, scope: SinkScope, prefix: str) -> Layout:
         return cls(f"{hash_tag(prefix)}penstock:{scope.prefix}")
-
-    @property
-    def open(self) -> str:
-        return f"{self.base}:open"
-
-    @property
-    def begun(self) -> str:
-        return f"{self.base}:begun"
-
-    @property
-    def done(self) -> str:
-        return f"{self.base}:done"
-
-    @property
-    def synced(self) -> str:
-        return f"{self.base}:synced"
 
     def rows(self, name: str) -> str:
         return f"{self.base}:s:{name}"

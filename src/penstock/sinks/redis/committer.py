@@ -79,7 +79,6 @@ class RedisCommitter(Committer):
                         raise PreCommitFailed(
                             f"The rows that writer {c.writer} of sink {c.sink!r} prepared in Redis are "
                             f"{'gone' if length == 0 else 'not as they were written'}: {c.payload['name']}.",
-                            safe="nothing of this epoch is visible; it replays from the same positions.",
                             to_do="see that Redis evicts no keys (maxmemory-policy), did not restart without its data, "
                             "and that no other program touches the keys 'penstock:*'.",
                         )
@@ -108,8 +107,7 @@ class RedisCommitter(Committer):
         return outcomes
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
-        """Those that are no longer applied or prepared. Rows that are prepared, because a replica had not yet seen them
-        applied, are applied now."""
+        """Those neither applied nor prepared; rows still prepared, because a replica lagged, are applied now."""
         named = [committable for committable in committables if committable.payload]
         again = {c.writer: self._apply(epoch, c, deadline) for c in named if not self._has(c)}
         if Outcome.UNKNOWN in again.values():
@@ -129,19 +127,16 @@ class RedisCommitter(Committer):
             return self._client.zscore(done, committable.payload["name"]) is not None
 
     def _look_back(self) -> None:
-        """Before each decision: a Redis that was replaced by a replica, or restarted empty, between two epochs must
-        still have the last commit. The sweep that follows finds the lost rows."""
+        """Before each decision: a Redis that replaced the last one, or restarted, must have the last commit."""
         last = self._newest
         if last is not None and not self._has(last):
             raise PreCommitFailed(
                 f"The last commit to Redis at {public_address(self._sink.url)} is gone: {last.payload['name']}.",
-                safe="nothing of this epoch is visible.",
                 to_do="see whether another server has replaced the one that had confirmed it, or it lost its data.",
             )
 
     def _replicated(self, committable: Committable, deadline: Deadline, *, done: Sequence[Committable]) -> bool:
-        """Whether enough replicas have all writes so far, and the server that confirms it has these `done`: asked on
-        one connection, or a failover in between would ask another server."""
+        """Whether enough replicas have all writes, and that very server has these `done`: on one connection."""
         if not self._sink.replicas:
             return True
         layout = Layout(committable.payload["base"])

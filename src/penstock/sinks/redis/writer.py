@@ -57,11 +57,6 @@ BYTES_AT_ONCE = 8 << 20
 LARGEST_VALUE = 512 << 20
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
-_NOTHING = "nothing of this epoch is visible."
-
-
-def _mismatch(happened: str, to_do: str) -> SchemaMismatch:
-    return SchemaMismatch(happened, safe="nothing was written.", to_do=to_do)
 
 
 def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
@@ -71,26 +66,29 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
     fields = frame.schema.fields
     names = [field.name for field in fields]
     if names.count(key) != 1:
-        raise _mismatch(
+        raise SchemaMismatch(
             f"The Redis sink takes its keys from the column {key!r}, and the columns are {names}.",
-            "name the column with RedisSink(key=…), once.",
+            to_do="name the column with RedisSink(key=…), once.",
         )
     if len(names) == 1:
-        raise _mismatch(
-            f"There is no column besides the key {key!r}, so there is nothing to write.", "add a column with the value."
+        raise SchemaMismatch(
+            f"There is no column besides the key {key!r}, so there is nothing to write.",
+            to_do="add a column with the value.",
         )
     if len({*names}) < len(names):
-        raise _mismatch(f"Two columns have the same name in {names}.", "give every column a name of its own.")
+        raise SchemaMismatch(
+            f"Two columns have the same name in {names}.", to_do="give every column a name of its own."
+        )
     key_type = next(field.dataType for field in fields if field.name == key)
     values = [field for field in fields if field.name != key]
     if _is_nested(key_type):
-        raise _mismatch(f"The key {key!r} is a {key_type.simpleString()}.", "make it a string first.")
+        raise SchemaMismatch(f"The key {key!r} is a {key_type.simpleString()}.", to_do="make it a string first.")
     if mode == "counter":
         for field in values:
             if field.dataType.simpleString() not in _WHOLE:
-                raise _mismatch(
+                raise SchemaMismatch(
                     f"The column {field.name!r} is a {field.dataType.simpleString()}, and counters are whole numbers.",
-                    f"cast it to bigint, or leave it out: .select({key!r}, …).",
+                    to_do=f"cast it to bigint, or leave it out: .select({key!r}, …).",
                 )
     refuse_keys(values, "The Redis sink")
     if mode == "string" and len(values) > 1:
@@ -123,8 +121,7 @@ def _plain(column: Column, kind: DataType) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows in the scripts' layout: nulls, key, values; row after row. Nulls are `""` if a row has none, else a `1` or
-    `0` for each value."""
+    """Rows in the scripts' layout: nulls (`""`, or a `1` or `0` for each value), key, values; row after row."""
 
     elements: list[Any]
     width: int
@@ -135,13 +132,10 @@ class Rows:
 
 
 def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
-    """`batch` for Redis. `DataError` for a row without key or with one of the sinks' own keys, and for a counter out of
-    range."""
+    """`batch` for Redis. `DataError` for a row without key or with a sink's own, and a counter out of range."""
     if batch.column(key).null_count:
         raise DataError(
-            f"A row has no key: the column {key!r} is null.",
-            safe=_NOTHING,
-            to_do="leave such rows out before they are written.",
+            f"A row has no key: the column {key!r} is null.", to_do="leave such rows out before they are written."
         )
     if mode == "counter":
         batch = _summed(batch, key)
@@ -164,14 +158,13 @@ def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
     names = [name for name in batch.schema.names if name != key]
     for name in names:
         if not pa.types.is_integer(batch.schema.field(name).type):
-            raise _mismatch(
+            raise SchemaMismatch(
                 f"The column {name!r} is {batch.schema.field(name).type}, and counters are whole numbers.",
-                "cast it to bigint.",
+                to_do="cast it to bigint.",
             )
         if _largest_sum(batch.column(key), batch.column(name)) > COUNTER_LIMIT:
             raise DataError(
                 f"The increments in column {name!r} add up to more than a counter holds.",
-                safe=_NOTHING,
                 to_do="keep such numbers in mode='string', as decimals.",
             )
     wide = [batch.column(name).cast(pa.int64()) for name in names]
@@ -206,7 +199,6 @@ def _keys(column: pa.Array, prefix: str) -> list[Any]:
     if pc.any(pc.match_substring_regex(whole, RESERVED)).as_py():
         raise DataError(
             "A row has a key that begins with 'penstock:', like the keys that sinks keep for themselves.",
-            safe=_NOTHING,
             to_do="leave such rows out, or give the sink a prefix.",
         )
     joined: list[Any] = whole.to_numpy(zero_copy_only=False).tolist()
@@ -243,7 +235,9 @@ def _text(column: pa.Array, name: str) -> pa.Array:
     if is_a.is_decimal(kind):
         return digits_of(column)
     if is_a.is_nested(kind) or is_a.is_dictionary(kind):
-        raise _mismatch(f"The column {name!r} is {kind}, which Redis has no text for.", "make it a string first.")
+        raise SchemaMismatch(
+            f"The column {name!r} is {kind}, which Redis has no text for.", to_do="make it a string first."
+        )
     return column.cast(pa.string())
 
 
@@ -275,7 +269,6 @@ def _fits(batch: pa.RecordBatch) -> None:
         if longest > LARGEST_VALUE:
             raise ValueTooLarge(
                 f"A value of column {name!r} has {longest:,} bytes, and Redis takes up to {LARGEST_VALUE:,}.",
-                safe="nothing of this epoch is visible.",
                 to_do="leave such rows out, or put the value elsewhere and its address into Redis.",
             )
 
@@ -335,7 +328,6 @@ class StagingWriter(Writer):
             raise PreCommitFailed(
                 f"The rows prepared in Redis as {self._name} were {'removed' if length == 0 else 'changed'} while they "
                 "were written: a newer run has taken over, or another program cleaned the keys.",
-                safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="nothing if the job was restarted; otherwise keep other programs off the keys 'penstock:*', and "
                 "see that Redis evicts none (maxmemory-policy).",
             )
@@ -352,7 +344,6 @@ class StagingWriter(Writer):
             if why:
                 raise DataError(
                     f"Redis at {public_address(self._sink.url)} cannot take a row: {why.decode(errors='replace')}.",
-                    safe="nothing of this epoch is visible.",
                     to_do="remove the key that is in the way, or give the sink another prefix.",
                 )
 
@@ -363,8 +354,7 @@ class StagingWriter(Writer):
 
 
 class DirectWriter(Writer):
-    """Writes the keys themselves, pipelined: at least once for counters, convergent otherwise. Works on any Redis, also
-    on a cluster."""
+    """Writes the keys themselves, pipelined, on any Redis: at least once for counters, convergent otherwise."""
 
     def __init__(self, sink: RedisSink) -> None:
         self._sink = sink

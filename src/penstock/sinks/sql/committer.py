@@ -84,8 +84,7 @@ class Lane(Generic[C]):
 
 
 class Moves(Generic[C]):
-    """The transaction that moves one epoch; at most one is held at a time, on its own connection: another statement on
-    it could end it unseen."""
+    """The open transaction that moves one epoch, on its own connection: another statement could end it unseen."""
 
     def __init__(self, dialect: Dialect[C]) -> None:
         self._dialect = dialect
@@ -103,7 +102,6 @@ class Moves(Generic[C]):
                 raise PreCommitFailed(
                     f"{len(gone)} of {len(staged)} staging tables for {self._dialect.mapper.table} are gone, among "
                     f"them {min(gone)}.",
-                    safe="nothing of this epoch is visible.",
                     to_do="nothing: the epoch replays. If it repeats, find what drops tables penstock_stage_….",
                 )
             self._move(connection, epoch, staged, decided=False)
@@ -186,8 +184,7 @@ _PRUNE_SECONDS = 10.0
 
 
 class SqlCommitter(Committer, Generic[C]):
-    """Commits, aborts and sweeps one sink's writers. Connects on first use, unless it gets a connection. Without `mode`
-    the server decides it on first use."""
+    """Ends and sweeps one sink's writers. Without `mode` the server decides it on first use."""
 
     fences_older_runs = True  # a writer reads the fence before it prepares
 
@@ -235,7 +232,6 @@ class SqlCommitter(Committer, Generic[C]):
                 raise PreCommitFailed(
                     f"{len(gone)} of {len(prepared)} prepared transactions for {self._mapper.table} are gone, among "
                     f"them {min(gone)}.",
-                    safe="nothing of this epoch is visible.",
                     to_do="nothing: the epoch replays. If it repeats, find what rolls back prepared transactions.",
                 )
         if staged:
@@ -268,8 +264,7 @@ class SqlCommitter(Committer, Generic[C]):
         return outcomes
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
-        """Writers without marker, transaction and staging table, on a server that still knows this sink. A transaction
-        or table whose commit alone was lost is committed again."""
+        """Writers without marker, transaction and staging table; those still prepared are committed again."""
         here = self._known_again(self._by_place(committables)[0])
         gone = self._committed_again(epoch, here, deadline)
         self._newest = epoch, [each for each in here if gone.get(each.writer, Outcome.COMMITTED).visible]
@@ -369,8 +364,7 @@ class SqlCommitter(Committer, Generic[C]):
         return outcomes
 
     def _look_back(self, deadline: Deadline) -> None:
-        """Before each decision: a replica that replaced the server between two epochs must have the last committed
-        epoch. Nothing else would notice. The sweep that follows finds out what is lost."""
+        """Before each decision: a replica that replaced the server must have the last committed epoch."""
         epoch, last = self._newest
         again = self._committed_again(epoch, last, deadline)
         # The drainer's committer of the same sink may have pruned some: nothing is proven about those.
@@ -380,7 +374,6 @@ class SqlCommitter(Committer, Generic[C]):
             raise PreCommitFailed(
                 f"What was committed last to {self._mapper.table} is not there any more: {gone[0]}"
                 f"{f' and {len(gone) - 1} others' if gone[1:] else ''}.",
-                safe="nothing of this epoch is visible.",
                 to_do="see whether another server has replaced the one that confirmed it.",
             )
 
@@ -509,7 +502,6 @@ class SqlCommitter(Committer, Generic[C]):
 
 
 def _without_trace(committable: Committable, proof: Proof) -> Outcome:
-    """The outcome of a writer that has neither a marker nor anything prepared. Without the sink's row its tables were
-    recreated or emptied, and nothing is proven."""
+    """The outcome without marker and preparation; unknown if the sink's row is gone, as its tables were recreated."""
     younger = proof.pruned is not None and committable.payload["at"] > proof.pruned
     return Outcome.LOST if younger else Outcome.UNKNOWN

@@ -73,8 +73,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the markers prove: the writers that have one, and those whose transactions are still open in another
-    session. Without `pruned` a missing marker proves nothing."""
+    """Writers with a marker, and open ones of other sessions. Without `pruned` a missing marker proves nothing."""
 
     marked: Set[str]
     pruned: Any
@@ -102,8 +101,7 @@ class Dialect(ABC, Generic[C]):
         raise NotImplementedError
 
     def elsewhere(self, payload: Mapping[str, Any]) -> Dialect[C] | None:
-        """The dialect for a committable that was written for another table, where that makes it another sink's; None
-        where this one ends it."""
+        """The dialect for a committable of another table, where that is another sink's; None for this one."""
         return None
 
     # The sink's own tables
@@ -188,8 +186,7 @@ def name_of(committable: Committable) -> str:
 
 
 def split(committables: Collection[Committable]) -> tuple[list[Committable], list[Committable]]:
-    """Prepared transactions and staging tables, in the order of their writers. Their names distinguish them: a leftover
-    has nothing else."""
+    """Prepared transactions and staging tables, told apart by their names alone, in the order of their writers."""
     there = sorted((each for each in committables if name_of(each)), key=lambda each: each.writer)
     prepared = [each for each in there if not is_staging(name_of(each))]
     return prepared, [each for each in there if is_staging(name_of(each))]

@@ -16,56 +16,47 @@ NOTHING_VISIBLE = "nothing of this epoch is visible."
 #: In a rule's codes: the driver gave none, as where no server was reached.
 NO_CODE = "none"
 
-# What happened, what is safe, what to do.
-_WORDS: dict[type[errors.PenstockError], tuple[str, str, str]] = {
+#: What is safe, where it is more than `NOTHING_VISIBLE`.
+_SAFE: dict[type[errors.PenstockError], str] = {
+    errors.SystemUnavailable: "what was committed stays committed, what was prepared stays prepared; nothing else is "
+    "visible.",
+    errors.StorageFull: "what was committed stays committed; nothing else is visible.",
+}
+# What happened, what to do.
+_WORDS: dict[type[errors.PenstockError], tuple[str, str]] = {
     errors.SystemUnavailable: (
         "{system} at {where} does not answer: {text}",
-        "what was committed stays committed, what was prepared stays prepared; nothing else is visible.",
         "check that the address is right and the server runs; the job tries again by its restart strategy.",
     ),
     errors.AccessDenied: (
         "{system} at {where} refused: {text}",
-        NOTHING_VISIBLE,
         "check user, password and the rights on the table and its schema.",
     ),
-    errors.TableMissing: (
-        "The {system} table {table} does not exist.",
-        NOTHING_VISIBLE,
-        "create it, or say create=True.",
-    ),
+    errors.TableMissing: ("The {system} table {table} does not exist.", "create it, or say create=True."),
     errors.ConstraintViolated: (
         "Rows for the {system} table {table} break one of its rules: {text}",
-        NOTHING_VISIBLE,
         "correct the rows in the query, or the table's rule, and start the job again.",
     ),
     errors.SchemaMismatch: (
         "Rows do not fit into the {system} table {table}: {text}",
-        NOTHING_VISIBLE,
         "if the table was altered, alter it back or change the query; then start the job again.",
     ),
     errors.DataError: (
         "A row cannot be stored in the {system} table {table}: {text}",
-        NOTHING_VISIBLE,
         "correct or filter such rows in the query, and start the job again.",
     ),
-    errors.ValueTooLarge: ("A row is too large for the {system} table {table}: {text}", NOTHING_VISIBLE, ""),
+    errors.ValueTooLarge: ("A row is too large for the {system} table {table}: {text}", ""),
     errors.StorageFull: (
         "{system} at {where} has no space left: {text}",
-        "what was committed stays committed; nothing else is visible.",
         "free some space on the database's disk; the job tries again by its restart strategy.",
     ),
-    errors.PreCommitFailed: (
-        "{system} failed while {doing} for {table}: {text}",
-        NOTHING_VISIBLE,
-        "nothing: the epoch replays.",
-    ),
+    errors.PreCommitFailed: ("{system} failed while {doing} for {table}: {text}", "nothing: the epoch replays."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error of a server or the network, without secrets. `context` is where in its work the server was; `lost`: the
-    connection is unusable."""
+    """A server's or network's error, without secrets; `context` in the server's work; `lost`: unusable connection."""
 
     code: str
     text: str
@@ -100,8 +91,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class ErrorMapper:
-    """The errors of one sink. `where` is its server, without secrets; `drivers` are the errors of its client libraries,
-    and `read` makes a fault of one."""
+    """The errors of one sink. `drivers` are those of its client libraries, and `read` makes a fault of one."""
 
     system: str
     where: str
@@ -114,11 +104,9 @@ class ErrorMapper:
         self, kind: type[errors.PenstockError], text: str = "", *, doing: str = "", happened: str = "", to_do: str = ""
     ) -> errors.PenstockError:
         """An error of `kind`, by default in the words that all SQL sinks share."""
-        words, safe, usual = _WORDS.get(kind, ("", NOTHING_VISIBLE, ""))
-        text = (happened or words).format(
-            system=self.system, where=self.where, table=self.table, text=text, doing=doing
-        )
-        return kind(text, safe=safe, to_do=to_do or usual)
+        words, usual = _WORDS.get(kind, ("", ""))
+        names = {"system": self.system, "where": self.where, "table": self.table, "text": text, "doing": doing}
+        return kind((happened or words).format(**names), safe=_SAFE.get(kind, NOTHING_VISIBLE), to_do=to_do or usual)
 
     def explain(self, fault: Fault, doing: str) -> errors.PenstockError:
         """The error for a fault while `doing` something; a retryable one where no rule fits."""

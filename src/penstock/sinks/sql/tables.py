@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 from penstock.contracts.sink import WriterScope
 from penstock.errors import ConfigurationError, DataError, SchemaMismatch
 from penstock.sinks.files.text import LOSSLESS, keys_as_text, refuse_keys
-from penstock.sinks.sql.faults import NOTHING_VISIBLE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,7 +146,6 @@ def require_key(where: str, missing: Sequence[str], columns: Sequence[str]) -> N
     if missing:
         raise SchemaMismatch(
             f"The key of {where} has columns that the rows do not have: {', '.join(missing)}.",
-            safe="nothing was written.",
             to_do=f"name columns of the DataFrame as key; it has {', '.join(columns)}.",
         )
 
@@ -192,7 +190,6 @@ def compare(
     if wrong:
         raise SchemaMismatch(
             f"The rows do not fit into {where}: {'; '.join(wrong)}.",
-            safe="nothing was written.",
             to_do="select, rename or cast the columns of the DataFrame, or alter the table.",
         )
 
@@ -206,8 +203,7 @@ def _hint(name: str, there: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """A unique index. `columns` are those it compares as a whole; with `parts` it also compares the first characters of
-    a column, or an expression."""
+    """`columns` are compared as a whole; with `parts` also the beginning of a column, or an expression."""
 
     name: str
     columns: frozenset[str]
@@ -224,13 +220,11 @@ class UniqueIndex:
 
 
 def require_values(batch: pa.RecordBatch, key: Sequence[str], system: str, table: str) -> None:
-    """`DataError` for a row whose key is null, in whole or in part. Whether nulls are equal depends on the unique
-    index, so rows of one batch could be compared differently from rows of two."""
+    """`DataError` for a row with a null in its key: whether nulls are equal depends on the unique index."""
     for name in key:
         if batch.column(name).null_count:
             raise DataError(
                 f"A row for the {system} table {table} has no key: the column {name!r} is null.",
-                safe=NOTHING_VISIBLE,
                 to_do="filter such rows in the query, or fill the key in: an upsert must know which row it changes.",
             )
 

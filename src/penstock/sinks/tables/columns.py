@@ -58,7 +58,6 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     if problems:
         raise SchemaMismatch(
             f"The rows do not fit into {where}: {'; '.join(problems)}.",
-            safe="nothing was written.",
             to_do="select, rename or cast the columns of the DataFrame.",
         )
     return pa.schema(fields)
@@ -137,8 +136,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def fit(rows: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
-    """The columns of `table` that the columns of `rows` fill, in the table's order; `SchemaMismatch` names all
-    differences that prevent it."""
+    """The columns of `table` that `rows` fill, in the table's order; `SchemaMismatch` names all differences."""
     by_name = {field.name: field for field in table}
     wrong = []
     for field in rows:
@@ -155,7 +153,6 @@ def fit(rows: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
     if wrong:
         raise SchemaMismatch(
             f"The rows do not fit into {where}: {'; '.join(wrong)}.",
-            safe="nothing was written.",
             to_do="select, rename or cast the columns of the DataFrame, or alter the table.",
         )
     return pa.schema([field for field in table if field.name in rows.names])
@@ -183,8 +180,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def strict_inside(table: pa.Schema) -> list[str]:
-    """Columns with a nested part that may not be null. Spark's schemas are not reliable there, so such tables are
-    refused."""
+    """Columns with a nested part that may not be null: Spark's schemas are not reliable there."""
 
     def strict(kind: pa.DataType) -> bool:
         if pa.types.is_map(kind):
@@ -197,22 +193,19 @@ def strict_inside(table: pa.Schema) -> list[str]:
 
 
 def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with the columns, order and types of `target`. `ConstraintViolated` for a null in a column without nulls,
-    and for text that is too long."""
+    """`batch` as `target` has it. `ConstraintViolated` for a null where none may be, and for text that is too long."""
     columns = []
     for field in target:
         column = batch.column(batch.schema.get_field_index(field.name))
         if not field.nullable and column.null_count:
             raise ConstraintViolated(
                 f"{column.null_count} rows have no value in column {field.name!r}, which may not be null in {where}.",
-                safe="nothing of this epoch is visible.",
                 to_do="filter or fill such rows, or let the column be null; then restart.",
             )
         most = varchar_length((field.metadata or {}).get(VARCHAR.encode(), b"").decode())
         if most is not None and (pc.max(pc.utf8_length(column)).as_py() or 0) > most:
             raise ConstraintViolated(
                 f"A row has more than {most} letters in column {field.name!r}, which is varchar({most}) in {where}.",
-                safe="nothing of this epoch is visible.",
                 to_do="filter or shorten such rows, or widen the column; then restart.",
             )
         columns.append(column if column.type.equals(field.type) else column.cast(field.type))
@@ -232,7 +225,6 @@ def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
     if wrong:
         raise SchemaMismatch(
             f"{where} cannot be partitioned by {', '.join(by)}: {'; '.join(wrong)}.",
-            safe="nothing was written.",
             to_do="partition by text, whole numbers, dates or booleans; derive such a column if there is none.",
         )
 

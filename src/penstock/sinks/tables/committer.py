@@ -124,7 +124,6 @@ class TableCommitter(Committer):
         if problem:
             raise PreCommitFailed(
                 f"The files prepared for {self._target.where} cannot be committed: {problem}.",
-                safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="if tasks run on several machines, see that all reach the same storage.",
             )
         assert known is not None
@@ -173,8 +172,7 @@ class TableCommitter(Committer):
     def _prove(
         self, committables: Sequence[Committable], *, fresh: bool
     ) -> tuple[dict[int, Outcome], list[Committable], Known | None]:
-        """The outcome of each, and those that can be added to the table as it is now. `fresh`: this call may have added
-        them itself."""
+        """Each outcome, and what can be added to the table now. `fresh`: this call may have added it itself."""
         known = self._target.look()
         if known is None:
             log.error("%s is gone, nothing can be proven about files prepared for it", self._target.where)

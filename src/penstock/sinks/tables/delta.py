@@ -32,16 +32,7 @@ from penstock.sinks.files import is_local
 from penstock.sinks.files.encode import leaves
 from penstock.sinks.tables.columns import VARCHAR, check_partitions, strict_inside, varchar_length
 from penstock.sinks.tables.sink import public_address
-from penstock.sinks.tables.target import (
-    Change,
-    History,
-    Known,
-    Target,
-    Written,
-    has_bounds,
-    token_of,
-    translate_errors,
-)
+from penstock.sinks.tables.target import Change, History, Known, Target, Written, has_bounds, token_of, translate_errors
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ObjectTree
 from penstock.storage.local import LocalTree
@@ -335,8 +326,7 @@ def statistics(file: Written, schema: pa.Schema, indexed: int = INDEXED) -> str:
 
 
 def _flat(schema: pa.Schema) -> Iterator[tuple[int, str]]:
-    """The columns with plain values and their numbers in the footer. Its paths are ambiguous: column `a.b` has the same
-    one as field `b` of column `a`."""
+    """Columns with plain values and their numbers in the footer, whose paths (`a.b`) are ambiguous."""
     number = 0
     for field in schema:
         if not pa.types.is_nested(field.type):
@@ -405,8 +395,7 @@ def _text(value: Any) -> str | None:
 
 
 def unsupported(version: int, features: Collection[str]) -> list[str]:
-    """The table's demands on writers that an append of plain files does not meet, or for which deltalake refuses to
-    commit, which would show only after a decision."""
+    """Demands on writers that an append of plain files does not meet, or for which deltalake refuses to commit."""
     if version not in (*_LEGACY, 7):
         return [f"it needs writers of version {version}"]
     return [f"it has the feature {name}" for name in sorted(set(features) - _HARMLESS)]

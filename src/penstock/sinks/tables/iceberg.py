@@ -273,8 +273,7 @@ def _internal(value: Any) -> Any:
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """pyiceberg's own, but local files are on the disk when they are closed: pyiceberg leaves them to the operating
-    system's cache, and after a power cut the catalog could point to metadata that was never written."""
+    """pyiceberg's own, which leaves local files to the cache; here they are on the disk when closed."""
 
     def new_output(self, location: str) -> PyArrowFile:
         scheme, host, path = self.parse_location(location, self.properties)

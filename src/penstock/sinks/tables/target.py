@@ -64,8 +64,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The table's own history since a position. Not `complete`: it no longer reaches back so far. `quiet`: even so,
-    nothing was given up since."""
+    """History since a position. Not `complete`: it does not reach back. `quiet`: even so, nothing was given up."""
 
     added: frozenset[str] = frozenset()
     swept: frozenset[str] = frozenset()
@@ -118,8 +117,7 @@ class Target(ABC):
         """Whether all those files are in the table as last looked at. Slow; for when the history is incomplete."""
 
     def make_durable(self, since: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing to do
-        """Make the history from `since` to the last look survive a power cut, whichever program wrote it. Nothing to do
-        if each entry is durable before it becomes visible."""
+        """Make the history from `since` to the last look survive a power cut, whichever program wrote it."""
 
     @abstractmethod
     def append(self, change: Change) -> bool:
@@ -137,8 +135,7 @@ class Written:
 
 
 def marker_body(position: Mapping[str, Any], values: Sequence[Any]) -> bytes:
-    """A marker's content: the position of the history, and the partition values. Those are rows' values, which the
-    ledger must not hold; a marker lies beside the rows."""
+    """The position, and the partition values: rows' values, which the ledger must not hold."""
     values_json = [value.isoformat() if isinstance(value, date) else value for value in values]
     return json.dumps({"position": dict(position), "values": values_json}).encode()
 

@@ -62,7 +62,6 @@ class TableWriter(Writer):
         if known is None:
             raise PreCommitFailed(
                 f"{self._target.where} does not exist any more.",
-                safe="nothing of this epoch is visible.",
                 to_do="create the table again, or let the sink create it.",
             )
         columns = fit(schema, known.schema, self._target.where)
@@ -94,7 +93,6 @@ class TableWriter(Writer):
             raise DataError(
                 f"A row has empty text in column {known.partition_by[values.index('')]!r}, by which "
                 f"{self._target.where} is partitioned: tables cannot distinguish it from null.",
-                safe="nothing of this epoch is visible.",
                 to_do="turn empty text into null or into a word, for example with nullif.",
             )
         name = data_name(self._scope, self._token, len(self._names))
@@ -113,7 +111,6 @@ class TableWriter(Writer):
             raise PreCommitFailed(
                 f"The file {file.name} of {self._target.where} was removed while it was written: a newer run has taken "
                 "over, or another program cleaned the folder.",
-                safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="nothing if the job was restarted; otherwise keep other programs out of _penstock.",
             ) from error
         except BaseException:
@@ -244,7 +241,6 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
             raise DataError(
                 f"A row has a date outside the years 1 to 9999 in {', '.join(columns)}, by which the table is"
                 " partitioned.",
-                safe="nothing of this epoch is visible.",
                 to_do="filter or correct such rows, or partition by a column of text.",
             ) from error
         yield values, rows

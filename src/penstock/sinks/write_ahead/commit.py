@@ -148,7 +148,6 @@ class LoggingWriter(Writer):
             raise PreCommitFailed(
                 f"The log {self._name} was removed while it was written: a newer run has taken over, or another "
                 "program cleaned the folder.",
-                safe=_NOTHING,
                 to_do=f"nothing if the job was restarted; otherwise keep other programs out of {self._location}.",
             ) from error
         return {"id": self._id, "rows": self._name, "bytes": file.bytes, "crc": file.crc}
@@ -173,7 +172,6 @@ class HandingCommitter(Committer):
                 raise PreCommitFailed(
                     f"The log of writer {committable.writer} of sink {committable.sink!r} is gone or not as it was "
                     f"written: {committable.payload['rows']}.",
-                    safe=_NOTHING,
                     to_do=f"if tasks run on several machines, see that all reach {self._sink.log}.",
                 )
             if committable.payload:
