@@ -73,15 +73,14 @@ def hsync(address: str) -> None:
     does nothing: what tasks leave is synced by the driver before it decides."""
     from pyspark import SparkContext
 
-    context = SparkContext._active_spark_context
+    context: Any = SparkContext._active_spark_context
     if context is None:
         return
     from py4j.protocol import Py4JJavaError
 
-    jvm: Any = context._jvm
-    jsc: Any = context._jsc
     try:
-        sync_closed(jvm, jsc.hadoopConfiguration(), jvm.org.apache.hadoop.fs.Path(address))
+        path = context._jvm.org.apache.hadoop.fs.Path(address)
+        sync_closed(context._jvm, context._jsc.hadoopConfiguration(), path)
     except Py4JJavaError as error:
         message = f"{error.java_exception.getClass().getName()}: {error.java_exception.getMessage()}"
         raise SystemUnavailable(
@@ -96,10 +95,9 @@ class HadoopStorage(Storage):
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.spark = spark
-        jvm: Any = spark._jvm
-        self.jvm = jvm
+        self.jvm: Any = spark._jvm
         self.conf = spark._jsc.hadoopConfiguration()
-        self.root = jvm.org.apache.hadoop.fs.Path(location)
+        self.root = self.jvm.org.apache.hadoop.fs.Path(location)
         self.system = self.root.getFileSystem(self.conf)
         self.location = str(self.system.makeQualified(self.root).toString())
         self.scheme = str(self.system.getScheme())
@@ -324,9 +322,7 @@ class HadoopTree(Tree):
 
 class _ArrowFile(StagedFile):
     def __init__(self, tree: ArrowTree, name: str, stream: Any) -> None:
-        self._tree = tree
-        self._name = name
-        self.stream = stream
+        self._tree, self._name, self.stream = tree, name, stream
 
     def finish(self) -> int:
         size = self._tree.size(self._name)

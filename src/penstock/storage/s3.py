@@ -23,9 +23,9 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.errors import (
@@ -50,6 +50,7 @@ _SAFE = "nothing that is not decided is visible, and what is decided is complete
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _ATTEMPTS = 4  # of one request, with a growing pause of some seconds: so a store that asks to slow down is answered
 
+_Answer = TypeVar("_Answer")
 _clients: dict[tuple[int, str | None, str | None], Any] = {}
 _lock = threading.Lock()
 
@@ -100,22 +101,15 @@ class S3Folder:
             client.put_object(**self._at(name), Body=data, ContentMD5=_md5(data))
 
     def read(self, name: str) -> bytes | None:
-        with self._errors(f"reading {name}") as client:
-            try:
-                return bytes(client.get_object(**self._at(name))["Body"].read())
-            except client.exceptions.ClientError as error:
-                _require_gone(error)
-                return None
+        at = self._at(name)
+        return self._unless_gone(f"reading {name}", lambda s3: bytes(s3.get_object(**at)["Body"].read()))
 
     def mark(self, name: str) -> str | None:
         """Whose upload the object was, "" where that is not known; None where there is no object."""
-        with self._errors(f"looking at {name}") as client:
-            try:
-                metadata: Mapping[str, str] = client.head_object(**self._at(name)).get("Metadata", {})
-            except client.exceptions.ClientError as error:
-                _require_gone(error)
-                return None
-            return metadata.get(MARK, "")
+        at = self._at(name)
+        return self._unless_gone(
+            f"looking at {name}", lambda s3: str(s3.head_object(**at).get("Metadata", {}).get(MARK, ""))
+        )
 
     def remove(self, name: str) -> None:
         with self._errors(f"deleting {name}") as client:
@@ -136,48 +130,30 @@ class S3Folder:
 
     def put_part(self, name: str, upload: str, number: int, data: bytes) -> str | None:
         """The part's tag; None where the upload was ended meanwhile."""
-        with self._errors(f"uploading part {number} of {name}") as client:
-            try:
-                answer = client.upload_part(
-                    **self._at(name), UploadId=upload, PartNumber=number, Body=data, ContentMD5=_md5(data)
-                )
-            except client.exceptions.ClientError as error:
-                _require_gone(error)
-                return None
-            return str(answer["ETag"])
+        part = {**self._at(name), "UploadId": upload, "PartNumber": number, "Body": data, "ContentMD5": _md5(data)}
+        return self._unless_gone(f"uploading part {number} of {name}", lambda s3: str(s3.upload_part(**part)["ETag"]))
 
     def parts(self, name: str, upload: str) -> list[Part] | None:
         """The parts that an open upload has; None where it is not open."""
-        with self._errors(f"looking at the upload of {name}") as client:
-            pages = client.get_paginator("list_parts").paginate(**self._at(name), UploadId=upload)
-            try:
-                return [
-                    Part(part["PartNumber"], part["ETag"], part["Size"])
-                    for page in pages
-                    for part in page.get("Parts", ())
-                ]
-            except client.exceptions.ClientError as error:
-                _require_gone(error)
-                return None
+
+        def list_parts(s3: Any) -> list[Part]:
+            pages = s3.get_paginator("list_parts").paginate(**self._at(name), UploadId=upload)
+            parts = [part for page in pages for part in page.get("Parts", ())]
+            return [Part(part["PartNumber"], part["ETag"], part["Size"]) for part in parts]
+
+        return self._unless_gone(f"looking at the upload of {name}", list_parts)
 
     def complete(self, name: str, upload: str, etags: Sequence[str]) -> bool:
         """Make the object visible, in one step; False where there is no such upload (any more)."""
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        with self._errors(f"completing the upload of {name}") as client:
-            try:
-                client.complete_multipart_upload(**self._at(name), UploadId=upload, MultipartUpload={"Parts": parts})
-            except client.exceptions.ClientError as error:
-                _require_gone(error)
-                return False
-            return True
+        request = {**self._at(name), "UploadId": upload, "MultipartUpload": {"Parts": parts}}
+        what = f"completing the upload of {name}"
+        return self._unless_gone(what, lambda s3: s3.complete_multipart_upload(**request)) is not None
 
     def abort(self, name: str, upload: str) -> None:
         """The upload is ended and can never be completed; no error where it was ended before."""
-        with self._errors(f"aborting the upload of {name}") as client:
-            try:
-                client.abort_multipart_upload(**self._at(name), UploadId=upload)
-            except client.exceptions.ClientError as error:
-                _require_gone(error)
+        request = {**self._at(name), "UploadId": upload}
+        self._unless_gone(f"aborting the upload of {name}", lambda s3: s3.abort_multipart_upload(**request))
 
     def uploads(self, start: str, most: int | None = None) -> list[Upload]:
         """The open ones whose names begin so."""
@@ -230,6 +206,16 @@ class S3Folder:
                 self._forget()
             raise ours from error
 
+    def _unless_gone(self, what: str, ask: Callable[[Any], _Answer]) -> _Answer | None:
+        """S3's answer; None where it says that there is no such object or upload. A missing bucket is an error."""
+        with self._errors(what) as client:
+            try:
+                return ask(client)
+            except client.exceptions.ClientError as error:
+                if error.response.get("Error", {}).get("Code") not in _GONE:
+                    raise
+                return None
+
     def _client(self) -> Any:
         key = (os.getpid(), self._endpoint, self._region)  # a forked worker must not share its parent's connections
         with _lock:
@@ -268,12 +254,6 @@ def _connect(endpoint: str | None, region: str | None) -> Any:
 def _md5(data: bytes) -> str:
     """So that a body altered on its way is refused; buckets with an object lock take none without."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-def _require_gone(error: Any) -> None:
-    """The answer that there is no such thing is one; any other is raised. A missing bucket is another."""
-    if error.response.get("Error", {}).get("Code") not in _GONE:
-        raise error
 
 
 def _meet(one: str, other: str) -> bool:

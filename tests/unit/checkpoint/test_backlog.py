@@ -13,7 +13,8 @@ from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight import Backlog, Entry, drained_up_to, log_of, with_prepared
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerCorrupt
-from penstock.storage.storage import AlreadyExists, MemoryStorage
+from penstock.storage.storage import AlreadyExists
+from tests.support.memory_storage import MemoryStorage
 
 FOLDER = "id/out"
 

@@ -11,7 +11,7 @@ from penstock.checkpoint.ledger import Ledger, Manifest
 from penstock.checkpoint.open import check_sources, history_of, mismatch, overwritten
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.errors import LedgerCorrupt, UidChanged
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 BARRIER = b"v1\n{}\n7"
 

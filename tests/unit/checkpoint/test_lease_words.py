@@ -10,7 +10,7 @@ import pytest
 from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
 from penstock.storage.local import LocalStorage
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data" / "lease-v1.json"
 FIRST = Word(1, 1, "a" * 32, "one", 10.0, written=5.0, began="a" * 32)

@@ -19,7 +19,8 @@ from penstock.checkpoint.open import require_trust
 from penstock.config import Checkpoints
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
 from penstock.storage.local import LocalStorage
-from penstock.storage.storage import RACERS, AlreadyExists, MemoryStorage
+from penstock.storage.storage import RACERS, AlreadyExists
+from tests.support.memory_storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 BODY = {"text": "Zażółć 日本", "number": 12.5, "none": None, "list": [1, "a", {"b": True}]}

@@ -21,8 +21,8 @@ from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost
 from penstock.failpoints import hooked
 from penstock.storage.local import LocalStorage
-from penstock.storage.storage import MemoryStorage
 from tests.support.memory_sink import MemorySink
+from tests.support.memory_storage import MemoryStorage
 from tests.support.power import Disk, PowerCut, fails
 from tests.support.small_spark import SmallSpark
 

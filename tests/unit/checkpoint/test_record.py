@@ -24,7 +24,7 @@ from penstock.checkpoint.record import (
 from penstock.engine.observer import Recorder, state_sizes
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
 from penstock.storage.local import LocalStorage
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 OPERATOR = OperatorState("stateStoreSave", 2000, 100, 3, 65_536, 40_960, "rocksdb", 4)

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, Barrier, SparkLog
 from penstock.errors import LedgerCorrupt
-from penstock.storage.storage import AlreadyExists, MemoryStorage
+from penstock.storage.storage import AlreadyExists
+from tests.support.memory_storage import MemoryStorage
 
 # As PySpark 4.2.0 writes them.
 CONF = {"spark.sql.streaming.stateStore.providerClass": "…", "spark.sql.shuffle.partitions": "2"}

@@ -12,8 +12,8 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.engine.coordinator import Coordinator
 from penstock.events import Events
-from penstock.storage.storage import MemoryStorage
 from tests.support.executed_plan import Mark, Node
+from tests.support.memory_storage import MemoryStorage
 
 
 class Query:

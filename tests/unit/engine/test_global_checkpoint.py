@@ -18,7 +18,7 @@ from penstock.engine.global_checkpoint import GlobalCheckpoints, downstream_firs
 from penstock.engine.query import QueryRunner
 from penstock.errors import LedgerCorrupt, LedgerError
 from penstock.events import Events
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 SERVERS = "localhost:9092"
 

@@ -28,9 +28,10 @@ from penstock.engine.inflight import InFlight
 from penstock.engine.task import Route
 from penstock.errors import PenstockError, SystemUnavailable
 from penstock.events import Events
-from penstock.storage.storage import MemoryStorage, Storage
+from penstock.storage.storage import Storage
 from penstock.testing.oracle import compare, per_key_order
 from tests.support.inflight_steps import DRAINER, TASKS, Death, Partition, Trouble, Turns, led
+from tests.support.memory_storage import MemoryStorage
 
 WRITERS = 2
 

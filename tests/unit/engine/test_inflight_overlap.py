@@ -28,8 +28,8 @@ from penstock.engine.drainer import Drainer
 from penstock.engine.inflight import InFlight
 from penstock.errors import PenstockError, Superseded
 from penstock.events import Events
-from penstock.storage.storage import MemoryStorage
 from tests.support.inflight_steps import Files, Partition, Trouble, led
+from tests.support.memory_storage import MemoryStorage
 
 OLD, NEW = "old", "new"
 WRITERS, EPOCHS = 2, 3

@@ -13,7 +13,7 @@ from penstock.contracts.plan import QueryPlan
 from penstock.contracts.source import Source
 from penstock.engine.positions import Inputs
 from penstock.errors import JobStopped, LedgerCorrupt, PositionsLost
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

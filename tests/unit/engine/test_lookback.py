@@ -12,7 +12,7 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.deadline import Deadline
 from penstock.engine.committers import refuse_lost_rows
 from penstock.errors import CommittedRowsLost
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 QUERY = "6a1c"
 

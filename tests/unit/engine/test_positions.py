@@ -15,8 +15,8 @@ from penstock.engine.coordinator import Coordinator
 from penstock.engine.positions import Positions
 from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import BarrierOverwritten, LedgerCorrupt, LedgerError, Superseded
-from penstock.storage.storage import MemoryStorage
 from tests.support.memory_sink import MemorySink
+from tests.support.memory_storage import MemoryStorage
 from tests.support.small_spark import SmallSpark, barrier_text
 
 ENDS = [8, 11, 40]  # of another driver's cut of an epoch: behind its start, in its middle, far beyond

@@ -24,7 +24,7 @@ from penstock.errors import (
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import Kind, SavedQuery, SavedSink, Savepoint
 from penstock.storage.local import LocalStorage, LocalTree
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 QUERY = SavedQuery(

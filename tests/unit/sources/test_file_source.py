@@ -13,7 +13,7 @@ from penstock.contracts.source import EpochRead
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.sources import files
 from penstock.sources.files import NO_AGE, noted_files
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

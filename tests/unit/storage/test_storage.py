@@ -19,7 +19,8 @@ from penstock.failpoints import hooked
 from penstock.storage import durable, local
 from penstock.storage.durable import ensure_folder
 from penstock.storage.local import LocalStorage
-from penstock.storage.storage import AlreadyExists, MemoryStorage, Storage, local_path
+from penstock.storage.storage import AlreadyExists, Storage, local_path
+from tests.support.memory_storage import MemoryStorage
 from tests.support.power import Steps
 
 

@@ -21,7 +21,7 @@ from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registry import expect_run
 from penstock.ops.turn import JobLease, TurnEnd, held, settings_of_turn
 from penstock.storage.local import LocalStorage
-from penstock.storage.storage import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 
 D = 600.0  # nothing runs out by itself
 
