@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
-from penstock.checkpoint.record import newest_global
+from penstock.checkpoint.record import global_numbers, read_global
 from penstock.failpoints import InjectedFault
 from penstock.storage.local import LocalStorage
 from tests.support.jobs.chain import Chain, assert_consistent, build, records
@@ -60,7 +60,7 @@ def test_two_queries_linked_through_a_topic(
     assert not second.all("restarting")
     assert_exact(chain, source)
     assert assert_consistent(chain, read_committed(chain.servers, chain.enriched)) >= 2
-    assert newest_global(LocalStorage(chain.folder)) == records(chain)[-1]
+    assert read_global(LocalStorage(chain.folder), global_numbers(LocalStorage(chain.folder))[-1]) == records(chain)[-1]
     told = [event["number"] for run in (first, second) for event in run.all("global_checkpoint")]
     assert told == [record["number"] for record in records(chain)] == list(range(1, len(told) + 1))
 
@@ -91,7 +91,8 @@ def test_a_bounded_query_that_is_done_stays_done(
     for uid, count in (("short", 100), ("long", 1000)):
         lines = [int(line) for part in (tmp_path / uid).glob("part-*") for line in part.read_text().split()]
         assert sorted(lines) == list(range(count))
-    record = newest_global(LocalStorage(Path(storage) / "pair"))
+    pair = LocalStorage(Path(storage) / "pair")
+    record = read_global(pair, global_numbers(pair)[-1])
     assert record is not None
     assert {uid: one["epoch"] for uid, one in record["queries"].items()} == {"short": 0, "long": 9}
 

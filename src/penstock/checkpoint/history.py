@@ -62,11 +62,8 @@ class Histories:
     def all(self) -> list[Restored]:
         """Oldest first."""
         void = {number for _, body in self._bodies(RESTORING) for number in body.get("voids", ())}
-        return [
-            Restored(**{**_known(body), "number": number})
-            for number, body in self._bodies(RESTORES)
-            if number not in void
-        ]
+        bodies = [(number, body) for number, body in self._bodies(RESTORES) if number not in void]
+        return [Restored(**{**_known(body), "number": number}) for number, body in bodies]
 
     def current(self) -> str:
         """The name of the folder, below each query's, that counts."""
@@ -89,10 +86,8 @@ class Histories:
     def void_unrecorded(self) -> None:
         """Call when a run has registered: restores that have begun and are not recorded never count."""
         begun = self._bodies(RESTORING)
-        over = {
-            *numbers(self._storage.list(RESTORES)),
-            *(number for _, body in begun for number in body.get("voids", ())),
-        }
+        voided = [number for _, body in begun for number in body.get("voids", ())]
+        over = {*numbers(self._storage.list(RESTORES)), *voided}
         void = [number for number, body in begun if "voids" not in body and number not in over]
         if void:
             self._number({"voids": void})
@@ -110,9 +105,8 @@ class Histories:
         """Make it the one that counts; its number is a reserved one, and its folders are whole."""
         self.refuse_newer(restored.number)
         with contextlib.suppress(AlreadyExists):  # by this restore, whose reply was lost: the number is its own
-            self._storage.create(
-                numbered(RESTORES, restored.number), seal(_KINDS[RESTORES], dataclasses.asdict(restored))
-            )
+            body = seal(_KINDS[RESTORES], dataclasses.asdict(restored))
+            self._storage.create(numbered(RESTORES, restored.number), body)
         self.refuse_newer(restored.number)
 
     def refuse_newer(self, number: int) -> None:
@@ -136,8 +130,7 @@ class Histories:
         bodies = []
         for number in numbers(self._storage.list(folder)):
             name = numbered(folder, number)
-            data = self._storage.read(name)
-            if data is not None:
+            if (data := self._storage.read(name)) is not None:
                 bodies.append((number, unseal(_KINDS[folder], data, f"{self._storage.location}/{name}")))
         return bodies
 

@@ -16,11 +16,12 @@ Everything lies under the id of Spark's query: in a checkpoint that was begun an
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
@@ -55,13 +56,12 @@ class LogFile:
         return cls(str(body["name"]), int(body["bytes"]), int(body["crc"]))
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "bytes": self.bytes, "crc": self.crc}
+        return asdict(self)
 
 
 def make_folder(location: str) -> None:
     """In the driver, before tasks write there: a task that makes a folder may die before it has synced it."""
-    path = local_path(location)
-    if path is not None:
+    if (path := local_path(location)) is not None:
         with storage_errors(f"making {path}"):
             ensure_folder(path)
 
@@ -74,7 +74,7 @@ def confirm(location: str, files: Iterable[LogFile]) -> None:
     all the rest."""
     tree = task_tree(location)
     for file in files:
-        size, end = tree.size(file.name), b""
+        size = tree.size(file.name)
         if size is None:
             raise StorageNotShared(
                 f"A task has written {file.name} ({file.bytes:,} bytes) to the in-flight log, but the driver does not"
@@ -83,9 +83,7 @@ def confirm(location: str, files: Iterable[LogFile]) -> None:
                 to_do="put the checkpoints on storage that the driver and all executors share (HDFS, S3, or a folder"
                 " that is mounted on each machine); a plain or file: path is a disk of each machine's own.",
             )
-        if size == file.bytes:
-            end = _last_bytes(tree, file.name, size)
-        if end != _END:
+        if size != file.bytes or _last_bytes(tree, file.name, size) != _END:
             raise PreCommitFailed(
                 f"{location}/{file.name} of the in-flight log is not as its writer left it: it has {size:,} bytes where"
                 f" {file.bytes:,} were written{'' if size != file.bytes else ', and no end'}.",
@@ -144,8 +142,7 @@ class LogWriter:
         """Durable when this returns."""
         self._writer.close()
         self._file.stream.close()
-        size = self._file.finish()
-        return LogFile(self._name, size, self._counted.crc)
+        return LogFile(self._name, self._file.finish(), self._counted.crc)
 
     def discard(self) -> None:
         self._file.discard()
@@ -267,19 +264,8 @@ class Backlog:
         """Make the epoch one to be delivered; False if it was recorded, or even delivered, before."""
         if epoch <= self._drained or epoch in self._entries:
             return False
-        body = {
-            "epoch": epoch,
-            "committables": [
-                [
-                    committable.sink,
-                    committable.writer,
-                    committable.rows,
-                    committable.checksum,
-                    dict(committable.payload),
-                ]
-                for committable in committables
-            ],
-        }
+        rows = [[item.sink, item.writer, item.rows, item.checksum, dict(item.payload)] for item in committables]
+        body = {"epoch": epoch, "committables": rows}
         entry, fresh = Entry(epoch, tuple(committables)), True
         try:
             self._storage.create(numbered(f"{self._folder}/{BACKLOG}", epoch), seal("backlog", body))
@@ -292,10 +278,8 @@ class Backlog:
 
     def mark(self, epoch: int) -> None:
         """Everything up to `epoch` is visible in the sink. After this it is never delivered again."""
-        try:
+        with contextlib.suppress(AlreadyExists):
             self._storage.create(numbered(f"{self._folder}/{DRAINED}", epoch), seal("drained", {"epoch": epoch}))
-        except AlreadyExists:
-            pass
         self._drained = max(self._drained, epoch)
 
     def forget(self, entry: Entry) -> None:

@@ -11,7 +11,7 @@ itself, see `penstock.ops.process.lease_rules`.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -64,29 +64,11 @@ class Word:
 
     @classmethod
     def of(cls, number: int, body: Mapping[str, Any]) -> Word:
-        return cls(
-            number,
-            int(body["turn"]),
-            str(body["holder"]),
-            str(body["host"]),
-            float(body["seconds"]),
-            Standing(body["standing"]),
-            str(body["reason"]),
-            float(body["written"]),
-            str(body["began"]),
-        )
+        known = {field.name: body[field.name] for field in fields(cls) if field.name != "number"}
+        return cls(number, **{**known, "standing": Standing(body["standing"])})
 
     def body(self) -> dict[str, Any]:
-        return {
-            "turn": self.turn,
-            "holder": self.holder,
-            "host": self.host,
-            "seconds": self.seconds,
-            "standing": self.standing.value,
-            "reason": self.reason,
-            "written": self.written,
-            "began": self.began,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "number"}
 
 
 class LeaseLog:

@@ -39,9 +39,7 @@ class Ledger:
     """One query's ledger. Every method may be called by several runs at once, from any process."""
 
     def __init__(self, storage: Storage, *, retained: int = 100, now: Callable[[], float] = time.time) -> None:
-        self._storage = storage
-        self._retained = retained
-        self._now = now
+        self._storage, self._retained, self._now = storage, retained, now
 
     @property
     def location(self) -> str:
@@ -89,15 +87,13 @@ class Ledger:
     # Generations
 
     def register(self, facts: Mapping[str, Any]) -> int:
-        """Become the newest generation. `facts` say who runs (host, process, uids) and must hold no secret. After an
-        error it may be registered or not: `is_of` tells, by the `run` in its facts."""
+        """Become the newest generation. `facts` (host, process, uids) must hold no secret. After an error it may be
+        registered or not: `is_of` tells, by the `run` in its facts."""
         generation = self.newest_generation() + 1
         while True:
             try:
-                self._storage.create(
-                    f"{layout.GENERATIONS}/{generation:08d}.json",
-                    seal("generation", {**facts, "registered": self._now()}),
-                )
+                body = seal("generation", {**facts, "registered": self._now()})
+                self._storage.create(f"{layout.GENERATIONS}/{generation:08d}.json", body)
             except AlreadyExists:
                 generation += 1
             else:
@@ -114,8 +110,7 @@ class Ledger:
         return self._body("generation", f"{layout.GENERATIONS}/{number:08d}.json")
 
     def is_of(self, number: int, run: str) -> bool:
-        """Whether generation `number` was registered by this run of the query, also where the storage's answer to that
-        was lost."""
+        """Whether this run of the query registered generation `number`, also where the storage's answer was lost."""
         facts = self.generation(number)
         return facts is not None and facts.get("run") == run
 
@@ -144,9 +139,8 @@ class Ledger:
     def begin(self, epoch: int, query: str | None) -> bool:
         """Mark the epoch as begun, durably; False if it was before."""
         try:
-            self._storage.create(
-                f"{layout.BEGUN}/{epoch:010d}.{query}.json", seal("begun", {"epoch": epoch, "query": query})
-            )
+            body = seal("begun", {"epoch": epoch, "query": query})
+            self._storage.create(f"{layout.BEGUN}/{epoch:010d}.{query}.json", body)
         except AlreadyExists:
             return False
         with tidying(self.location):
@@ -156,7 +150,6 @@ class Ledger:
         return True
 
     def has_begun(self, epoch: int, query: str | None) -> bool:
-        """Whether the epoch is marked as begun."""
         return f"{epoch:010d}.{query}.json" in self._storage.list(layout.BEGUN)
 
     # Manifests
@@ -191,15 +184,8 @@ class Ledger:
             "watermark": decision.watermark,
             "decided": self._now(),
             "committables": [
-                [
-                    committable.sink,
-                    committable.writer,
-                    committable.rows,
-                    committable.checksum,
-                    committable.format,
-                    dict(committable.payload),
-                ]
-                for committable in decision.committables
+                [item.sink, item.writer, item.rows, item.checksum, item.format, dict(item.payload)]
+                for item in decision.committables
             ],
         }
         name = f"{layout.EPOCHS}/{decision.id.epoch:010d}.g{decision.id.generation:08d}.json"
@@ -218,11 +204,8 @@ class Ledger:
 
     def decisions_since(self, epoch: int, query: str | None) -> tuple[Decision, ...]:
         """All decisions for `epoch` and later ones that were made for this Spark query."""
-        return tuple(
-            manifest.decision
-            for manifest in self._manifests(lambda found, _: found >= epoch)
-            if manifest.query == query
-        )
+        manifests = self._manifests(lambda number, _: number >= epoch)
+        return tuple(manifest.decision for manifest in manifests if manifest.query == query)
 
     def decisions_before(self, epoch: int, query: str | None) -> Iterator[Decision]:
         """Of each epoch before this one, newest first, the decision for this Spark query that counts; each is read when
@@ -244,7 +227,8 @@ class Ledger:
         """The Spark query that the newest run with decisions of its own had on this history, if there was one."""
         by = sorted({int(match[2]) for match in map(_MANIFEST.match, self._storage.list(layout.EPOCHS)) if match})
         for generation in reversed(by):
-            newest = max(self._manifests(lambda _, found: found == generation), key=_by_id, default=None)  # noqa: B023
+            of_run = self._manifests(lambda _, number: number == generation)  # noqa: B023
+            newest = max(of_run, key=lambda manifest: manifest.decision.id, default=None)
             if newest is not None and newest.history == history:
                 return newest.query
         return None
@@ -253,10 +237,9 @@ class Ledger:
         """Those of the epochs and generations that are wanted, by name."""
         for name in self._storage.list(layout.EPOCHS):
             match = _MANIFEST.match(name)
-            if match and wanted(int(match[1]), int(match[2])):
-                body = self._body("manifest", f"{layout.EPOCHS}/{name}")
-                if body is not None:
-                    yield Manifest.of(body)
+            chosen = match and wanted(int(match[1]), int(match[2]))
+            if chosen and (body := self._body("manifest", f"{layout.EPOCHS}/{name}")) is not None:
+                yield Manifest.of(body)
 
     # Rulings
 
@@ -271,10 +254,8 @@ class Ledger:
         names = [name for name in self._storage.list(layout.RULINGS) if name.startswith(f"{epoch:010d}.")]
         bodies = [body for name in names if (body := self._body("ruling", f"{layout.RULINGS}/{name}")) is not None]
         outcomes: dict[WriterId, Outcome] = {}
-        for body in sorted(
-            (ruling for ruling in bodies if ruling["query"] == query), key=lambda one: float(one["ruled"])
-        ):
-            for committable in committables:
+        for body in sorted(bodies, key=lambda ruling: float(ruling["ruled"])):
+            for committable in committables if body["query"] == query else ():
                 if [committable.sink, committable.writer, dict(committable.payload)] in body["writers"]:
                     outcomes.setdefault(committable.id, Outcome(body["outcome"]))
         return outcomes
@@ -341,7 +322,3 @@ class Manifest:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _by_id(manifest: Manifest) -> DecisionId:
-    return manifest.decision.id

@@ -23,7 +23,7 @@ from penstock.checkpoint.layout import CHECKPOINTS, GLOBAL, seal, unseal
 from penstock.errors import LedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from penstock.checkpoint.decision import Committable
     from penstock.storage.storage import Storage
@@ -35,6 +35,10 @@ MOST_PARTITIONS = 100
 """How many partitions of an alignment are kept by name; of more, those that were waited for longest."""
 
 _KIND = "checkpoint"
+_SUMMARY = (
+    "query", "epoch", "generation", "mode", "outcome", "why", "rows", "total_ms", "read_ms", "precommit_ms",
+    "commit_ms", "inflight_bytes", "state_bytes",
+)  # fmt: skip
 _T = TypeVar("_T")
 
 
@@ -100,7 +104,7 @@ class Alignment:
 
     @classmethod
     def of(cls, cuts: Iterable[PartitionCut], unknown: str | None = None) -> Alignment:
-        ordered = sorted(cuts, key=lambda one: (-one.reached_ms, one.partition))
+        ordered = sorted(cuts, key=lambda cut: (-cut.reached_ms, cut.partition))
         if not ordered:
             return cls((), unknown=unknown)
         last = ordered[0]
@@ -156,11 +160,8 @@ class CheckpointRecord:
     @property
     def read_ms(self) -> float | None:
         """From the barrier until the last source partition was read up to it; None where it was not measured."""
-        return (
-            max((partition.reached_ms for partition in self.alignment.partitions), default=None)
-            if self.alignment
-            else None
-        )
+        cuts = self.alignment.partitions if self.alignment else ()
+        return max((cut.reached_ms for cut in cuts), default=None)
 
     @property
     def state_bytes(self) -> int | None:
@@ -171,38 +172,23 @@ class CheckpointRecord:
 
     def summary(self) -> dict[str, Any]:
         """The main numbers, for an event."""
-        aligned, state = self.alignment, self.state
+        aligned, state = self.alignment or Alignment(()), self.state
         return {
-            "query": self.query,
-            "epoch": self.epoch,
-            "generation": self.generation,
-            "mode": self.mode,
-            "outcome": self.outcome,
-            "why": self.why,
-            "rows": self.rows,
-            "total_ms": self.total_ms,
-            "read_ms": self.read_ms,
-            "precommit_ms": self.precommit_ms,
-            "commit_ms": self.commit_ms,
-            "inflight_bytes": self.inflight_bytes,
+            **{name: getattr(self, name) for name in _SUMMARY},
             "state_rows": None if state is None else sum(store.rows for store in state),
-            "state_bytes": self.state_bytes,
-            "slowest": aligned.slowest if aligned else None,
-            "skew": aligned.skew if aligned else None,
-            "waited_ms": max((partition.waited_ms for partition in aligned.partitions), default=None)
-            if aligned
-            else None,
+            "slowest": aligned.slowest,
+            "skew": aligned.skew,
+            "waited_ms": max((partition.waited_ms for partition in aligned.partitions), default=None),
         }
 
     def extent(self) -> dict[str, Any]:
         """What a page shows beyond the summary. `read_ms`: until the last source partition was read."""
         sizes = [share.bytes for share in self.sinks]
-        cuts = self.alignment.partitions if self.alignment is not None else ()
         return {
             "opened": self.opened,
             "decided": self.decided,
             "ended": self.ended,
-            "read_ms": max((cut.reached_ms for cut in cuts), default=None),
+            "read_ms": self.read_ms,
             "bytes": sum(size or 0 for size in sizes) if sizes and None not in sizes else None,
             "sinks": [dataclasses.asdict(share) for share in self.sinks],
             "operators": None if self.state is None else [dataclasses.asdict(operator) for operator in self.state],
@@ -237,17 +223,14 @@ def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
     """What each sink was given. `bytes` where every writer's payload says so, under that name."""
     by_sink: dict[str, list[Committable]] = {}
     for committable in committables:
-        by_sink.setdefault(committable.sink, []).append(committable)
-    return tuple(
-        _share(sink, [committable for committable in prepared if committable.rows])
-        for sink, prepared in sorted(by_sink.items())
-    )
-
-
-def _share(sink: str, writers: Sequence[Committable]) -> SinkShare:
-    sizes = [writer.payload.get("bytes") for writer in writers]
-    known = bool(sizes) and all(isinstance(size, int) for size in sizes)
-    return SinkShare(sink, sum(writer.rows for writer in writers), len(writers), sum(sizes) if known else None)  # type: ignore[arg-type]
+        by_sink.setdefault(committable.sink, []).extend([committable] if committable.rows else [])
+    shares = []
+    for sink, writers in sorted(by_sink.items()):
+        sizes: list[Any] = [writer.payload.get("bytes") for writer in writers]
+        known = bool(sizes) and all(isinstance(size, int) for size in sizes)
+        rows = sum(writer.rows for writer in writers)
+        shares.append(SinkShare(sink, rows, len(writers), sum(sizes) if known else None))
+    return tuple(shares)
 
 
 def records(storage: Storage) -> list[CheckpointRecord]:
@@ -257,8 +240,7 @@ def records(storage: Storage) -> list[CheckpointRecord]:
     for name in layout.record_names(storage.list(CHECKPOINTS)):
         where = f"{CHECKPOINTS}/{name}"
         try:
-            data = storage.read(where)
-            if data is not None:  # tidied away meanwhile
+            if (data := storage.read(where)) is not None:  # tidied away meanwhile
                 records.append(CheckpointRecord.of(data, f"{storage.location}/{where}"))
         except LedgerError as error:
             log.warning("a checkpoint's record is left out: %s", error)
@@ -284,12 +266,6 @@ def read_global(storage: Storage, number: int) -> dict[str, Any] | None:
     name = layout.numbered(GLOBAL, number)
     data = storage.read(name)
     return None if data is None else unseal("global", data, f"{storage.location}/{name}")
-
-
-def newest_global(storage: Storage) -> dict[str, Any] | None:
-    """The newest global checkpoint of a job, verified; None where there is none."""
-    known = global_numbers(storage)
-    return read_global(storage, known[-1]) if known else None
 
 
 def _make(kind: type[_T], body: Mapping[str, Any], **made: Any) -> _T:

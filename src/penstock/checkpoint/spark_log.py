@@ -70,22 +70,20 @@ class SparkLog:
 
     def __init__(self, storage: Storage, *, state_format: str = "1", known: bool = True) -> None:
         """`known`: whether the format that this version of Spark writes is known even where there is no example."""
-        self._storage = storage
-        self._known = known
-        self.state_format = state_format
+        self.storage, self._known, self.state_format = storage, known, state_format
         self._query_id: str | None = None
         self._synced: bool | None = None  # False: the storage has no way to
         self._stateful: bool | None = None
 
     @property
     def location(self) -> str:
-        return self._storage.location
+        return self.storage.location
 
     def query_id(self) -> str | None:
         """The id Spark gave this checkpoint, None before its first start. It never changes once given."""
         if self._query_id is not None:
             return self._query_id
-        data = self._storage.read(QUERY_ID)
+        data = self.storage.read(QUERY_ID)
         if not data:  # empty: torn
             return None
         try:
@@ -103,8 +101,8 @@ class SparkLog:
         """The newest files of the log that were begun and never finished, which Spark cannot read either."""
         names = [f"{folder}/{number}" for folder in (OFFSETS, COMMITS) for number in self._torn_in(folder)]
         newest = [max(notes)[1] for source in self.names(SOURCES) if (notes := self._notes(layout.source(source)))]
-        names += [name for name in newest if self._storage.read(name) == b""]
-        return names + [QUERY_ID] * (self._storage.read(QUERY_ID) == b"")
+        names += [name for name in newest if self.storage.read(name) == b""]
+        return names + [QUERY_ID] * (self.storage.read(QUERY_ID) == b"")
 
     def damaged(self) -> bool:
         """Whether Spark cannot go on from its log: files are torn, or missing in its middle."""
@@ -125,7 +123,7 @@ class SparkLog:
             noted = str(index) in folders or not folders
             if noted and reads_files(offset):
                 notes = sorted(self._notes(layout.source(index)), reverse=True)
-                newest = next((number for number, name in notes if self._storage.read(name)), -1)
+                newest = next((number for number, name in notes if self.storage.read(name)), -1)
                 if newest < offset["logOffset"]:
                     return False
         return True
@@ -134,23 +132,19 @@ class SparkLog:
         names = self.names(folder)
         return [(int(match[1]), f"{folder}/{name}") for name in names if (match := _NOTE.match(name))]
 
-    @property
-    def storage(self) -> Storage:
-        return self._storage
-
     def begin_anew(self) -> list[str]:
         """Remove what an attempt at the very first epoch has left: state, and where there is no barrier, anything in
         the log. Spark refuses to begin beside it. Only where no epoch is decided or complete. What was removed."""
         folders = [STATE] if self.has_barrier(0) else [STATE, OFFSETS, COMMITS]
-        return [folder for folder in folders if self._storage.delete_folder(folder)]
+        return [folder for folder in folders if self.storage.delete_folder(folder)]
 
     def names(self, folder: str) -> list[str]:
         """What lies beside the log in Spark's checkpoint: state, and the sources' own files."""
-        return self._storage.list(folder)
+        return self.storage.list(folder)
 
     def barrier(self, epoch: int) -> Barrier | None:
         """The positions at which epoch `epoch` ends."""
-        data = self._storage.read(layout.offsets(epoch))
+        data = self.storage.read(layout.offsets(epoch))
         return None if data is None else self.parse_barrier(epoch, data)
 
     def newest_barrier(self) -> Barrier | None:
@@ -179,12 +173,12 @@ class SparkLog:
 
     def read(self, name: str) -> str | None:
         """A file of the checkpoint, as it is; None where there is none."""
-        data = self._storage.read(name)
+        data = self.storage.read(name)
         return None if data is None else data.decode(errors="replace")
 
     def committed_watermark(self, epoch: int) -> int | None:
         """The watermark in `commits/N`, None where there is no such file or it is of a format we do not know."""
-        data = self._storage.read(layout.commits(epoch))
+        data = self.storage.read(layout.commits(epoch))
         return None if data is None else _watermark(data)
 
     def closed_up_to(self, epoch: int) -> int | None:
@@ -218,7 +212,7 @@ class SparkLog:
         """Write `offsets/N` with the positions of the epoch before and a watermark beyond every event, replacing one
         that is there: an epoch that reads nothing and closes every window. Only for an epoch that was not begun. Until
         it is decided it counts for nothing: see `log_repair`."""
-        before = self._storage.read(layout.offsets(epoch - 1))
+        before = self.storage.read(layout.offsets(epoch - 1))
         if before is None:
             raise self._unreadable(layout.offsets(epoch - 1))
         version, metadata, offsets = split_offsets(before)
@@ -227,38 +221,38 @@ class SparkLog:
         name = layout.offsets(epoch)
         self.remove(name)
         changed = {**body, "batchWatermarkMs": END_OF_TIME, "conf": conf}
-        self._storage.create(name, join_offsets(version, compact(changed), offsets))
+        self.storage.create(name, join_offsets(version, compact(changed), offsets))
 
     def write_again(self, name: str, text: str) -> None:
         """Put back a file of the log, durably, in place of one that is torn or says something else."""
         data = text.encode()
-        if self._storage.read(name) == data:
+        if self.storage.read(name) == data:
             return
         self.remove(name)
         with contextlib.suppress(AlreadyExists):
-            self._storage.create(name, data)
+            self.storage.create(name, data)
 
     def remove_torn(self, name: str) -> None:
         """Remove a torn file, and what Spark keeps beside it: a checksum of another content would condemn ours."""
-        self._storage.delete(checksum_file(name))
-        if name == QUERY_ID or _is_torn(self._storage.read(name) or b""):
-            self._storage.delete(name)
+        self.storage.delete(checksum_file(name))
+        if name == QUERY_ID or _is_torn(self.storage.read(name) or b""):
+            self.storage.delete(name)
 
     def remove(self, name: str) -> None:
         """Remove a file of the log, and what Spark keeps beside it."""
-        self._storage.delete(checksum_file(name))
-        self._storage.delete(name)
+        self.storage.delete(checksum_file(name))
+        self.storage.delete(name)
 
     def sync(self) -> None:
         """Make durable what Spark has written of this checkpoint, as far as its file system can: state and
         the sources' own logs belong to a decision as the barrier does."""
         if self._synced is None or (self._synced and self._grows()):
-            self._synced = self._storage.sync()
+            self._synced = self.storage.sync()
 
     def stateful(self) -> bool:
         """Whether the query keeps state. To be asked after an epoch's tasks have ended."""
         if self._stateful is None:
-            self._stateful = bool(self._storage.list(STATE))
+            self._stateful = bool(self.storage.list(STATE))
         return self._stateful
 
     def _grows(self) -> bool:
@@ -277,7 +271,7 @@ class SparkLog:
         return [number for number in self._numbers(folder) if number > newest]
 
     def _whole(self, folder: str, number: int) -> bytes | None:
-        data = self._storage.read(f"{folder}/{number}")
+        data = self.storage.read(f"{folder}/{number}")
         return None if data is None or _is_torn(data) else data
 
     def _format_known(self, epoch: int, barrier: Barrier) -> bool:
@@ -287,7 +281,7 @@ class SparkLog:
         return self._known if before is None else _watermark(before) is not None
 
     def _numbers(self, folder: str) -> list[int]:
-        return [int(name) for name in self._storage.list(folder) if name.isdigit()]
+        return [int(name) for name in self.storage.list(folder) if name.isdigit()]
 
     def _unreadable(self, name: str) -> LedgerCorrupt:
         return LedgerCorrupt(

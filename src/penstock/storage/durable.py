@@ -32,9 +32,7 @@ _AT_ONCE = 8
 _TABLE = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _CACHING = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
-_FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})
-"""Each of them makes a client ask the server for every listing. A kernel shows `actimeo=0` as the options that it
-sets."""
+_FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})  # each makes a client ask the server for every listing
 
 _settled: set[tuple[str, int, int]] = set()
 
@@ -59,8 +57,7 @@ def syncs_as_one(path: Path | str) -> bool:
 
 
 def sync_file_system(path: Path | str) -> None:
-    """Everything that was written to the file system of `path`, by whomever, is on the disk when this returns, where
-    `syncs_as_one` says so."""
+    """All that any process wrote to the file system of `path` is on the disk when this returns, if `syncs_as_one`."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -57,15 +57,9 @@ def sync_closed(jvm: Any, conf: Any, path: Any) -> None:
     # that is content with those there are reads that from its configuration when it is made.
     content = jvm.org.apache.hadoop.conf.Configuration(conf)
     content.setBoolean("dfs.client.block.write.replace-datanode-on-failure.best-effort", True)
-    system = jvm.org.apache.hadoop.fs.FileSystem.newInstance(path.toUri(), content)
-    try:
-        stream = system.append(path)
-        try:
-            stream.hsync()
-        finally:
-            stream.close()
-    finally:
-        system.close()
+    fresh = jvm.org.apache.hadoop.fs.FileSystem.newInstance(path.toUri(), content)
+    with contextlib.closing(fresh) as system, contextlib.closing(system.append(path)) as stream:
+        stream.hsync()
 
 
 def hsync(address: str) -> None:
@@ -95,35 +89,29 @@ class HadoopStorage(Storage):
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.spark = spark
-        self.jvm: Any = spark._jvm
-        self.conf = spark._jsc.hadoopConfiguration()
-        self.root = self.jvm.org.apache.hadoop.fs.Path(location)
+        jvm: Any = spark._jvm
+        self.jvm, self.conf = jvm, spark._jsc.hadoopConfiguration()
+        self.root = jvm.org.apache.hadoop.fs.Path(location)
         self.system = self.root.getFileSystem(self.conf)
         self.location = str(self.system.makeQualified(self.root).toString())
         self.scheme = str(self.system.getScheme())
         self._object_store = self.scheme in _OBJECT_STORES
 
     def create(self, name: str, data: bytes) -> None:
-        target = self.path(name)
+        target, write = self.path(name), self._put if self._object_store else self._write_and_rename
         what = f"writing {self.location}/{name}"
         with self.errors(what):
             self.system.mkdirs(target.getParent())
         with self.errors(what, creating=name):
-            if self._object_store:
-                self._put(target, data)
-            else:
-                self._write_and_rename(target, data)
+            write(target, data)
 
     def read(self, name: str) -> bytes | None:
         with self.errors(f"reading {self.location}/{name}"):
             path = self.path(name)
             if not self.system.exists(path):
                 return None
-            stream = self.system.open(path)
-            try:
+            with contextlib.closing(self.system.open(path)) as stream:
                 return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
 
     def list(self, folder: str) -> list[str]:
         with self.errors(f"listing {self.location}/{folder}"):
@@ -176,25 +164,20 @@ class HadoopStorage(Storage):
             self.system.getDefaultBlockSize(path),
             None,
         )
-        try:
+        with contextlib.closing(stream):
             fill(stream)
             if not self._object_store:
                 stream.hsync()
-        finally:
-            stream.close()
 
     def _write_and_rename(self, target: Any, data: bytes) -> None:
-        aside = self.jvm.org.apache.hadoop.fs.Path(
-            target.getParent(), f".{target.getName()}.{secrets.token_hex(8)}.tmp"
-        )
+        hidden = f".{target.getName()}.{secrets.token_hex(8)}.tmp"
+        aside = self.jvm.org.apache.hadoop.fs.Path(target.getParent(), hidden)
         try:
             self.write_synced(aside, lambda stream: stream.write(data), overwrite=False)
             failpoint("ledger.aside")
             context = self.jvm.org.apache.hadoop.fs.FileContext.getFileContext(target.toUri(), self.conf)
-            options = self.jvm.java.lang.reflect.Array.newInstance(
-                self.jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename"), 0
-            )
-            context.rename(aside, target, options)
+            option = self.jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename")
+            context.rename(aside, target, self.jvm.java.lang.reflect.Array.newInstance(option, 0))
         finally:
             self.system.delete(aside, False)
 
@@ -263,21 +246,15 @@ class HadoopTree(Tree):
             with self.storage.errors(f"copying {pair[0]} to {self.location}"):
                 if not system.exists(path):
                     raise FileNotFoundError(pair[0])
-                stream = system.open(path)
-                try:
+                target, copy_bytes = self.storage.path(pair[1]), self.storage.jvm.org.apache.hadoop.io.IOUtils.copyBytes
+                with contextlib.closing(system.open(path)) as stream:
                     self.storage.write_synced(
-                        self.storage.path(pair[1]),
-                        lambda out: self.storage.jvm.org.apache.hadoop.io.IOUtils.copyBytes(
-                            stream, out, _BUFFER, False
-                        ),
-                        overwrite=True,
+                        target, lambda out: copy_bytes(stream, out, _BUFFER, False), overwrite=True
                     )
-                finally:
-                    stream.close()
-            counter.add()
 
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-copy") as pool:
-            list(pool.map(copy, names.items()))
+            for _ in pool.map(copy, names.items()):
+                counter.add()
 
     def fetch(self, name: str, path: Path) -> None:
         with self.storage.errors(f"reading {self.location}/{name}"):
@@ -299,21 +276,14 @@ class HadoopTree(Tree):
     def sync_all(self, progress: Progress = silent) -> None:
         names = self.files()
         counter = Counter(progress, "syncing", len(names), "files")
-
-        def secure(name: str) -> None:
-            self.secure(name)
-            counter.add()
-
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
-            list(pool.map(secure, names))
+            for _ in pool.map(self.secure, names):
+                counter.add()
 
     def digest(self, name: str) -> str:
-        with self.storage.errors(f"reading {self.location}/{name}"):
-            stream = self.storage.system.open(self.storage.path(name))
-            try:
-                return str(self.storage.jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream))
-            finally:
-                stream.close()
+        system, path = self.storage.system, self.storage.path(name)
+        with self.storage.errors(f"reading {self.location}/{name}"), contextlib.closing(system.open(path)) as stream:
+            return str(self.storage.jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream))
 
     def delete(self, name: str = "") -> None:
         with self.storage.errors(f"deleting {self.location}/{name}"):

@@ -38,9 +38,7 @@ class LocalStorage(Storage):
     forgetful = True
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.location = f"file://{root}"
-        self.scheme = "file"
+        self.root, self.location, self.scheme = root, f"file://{root}", "file"
         self._synced: dict[str, object] = {}
 
     def create(self, name: str, data: bytes) -> None:
@@ -250,29 +248,21 @@ class LocalTree(Tree):
         if old.name.endswith(_IMMUTABLE):
             try:
                 os.link(old, path)
-            except FileNotFoundError:
-                raise
+                return
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
-            else:
-                return
         shutil.copyfile(old, path)
         sync(path)
 
     def sync_all(self, progress: Progress = silent) -> None:
         with storage_errors(f"syncing {self.root}"):
-            names = self.files()
-            counter = Counter(progress, "syncing", len(names), "files")
-
-            def sync_file(name: str) -> None:
-                sync(self._at(name))
-                counter.add()
-
-            above = {parent for name in names for parent in self._at(name).parents}
-            folders = [folder for folder in above if folder.is_relative_to(self.root)]
+            paths = [self._at(name) for name in self.files()]
+            counter = Counter(progress, "syncing", len(paths), "files")
+            folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(self.root)}
             with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
-                list(pool.map(sync_file, names))
+                for _ in pool.map(sync, paths):
+                    counter.add()
             for folder in sorted(folders, reverse=True):
                 sync(folder)
             ensure_folder(self.root)

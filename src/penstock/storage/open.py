@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def storage_at(location: str, spark: SparkSession) -> Storage:
     """Storage for any location: this machine's disk directly, everything else through Hadoop."""
-    path = local_path(location)
-    if path is not None and is_own_disk(location, spark):
+    path = local_path(location) if is_own_disk(location, spark) else None
+    if path is not None:
         return LocalStorage(path)
     from penstock.storage.hadoop import HadoopStorage
 
@@ -26,8 +26,12 @@ def storage_at(location: str, spark: SparkSession) -> Storage:
 
 
 def is_own_disk(location: str, spark: SparkSession) -> bool:
-    """Whether a location is a path of the machine that looks at it, so that others see other files there."""
-    return local_path(location) is not None and _default_is_local(location, spark)
+    """Whether a location is a path of the machine that looks at it, so that others see other files there. A path
+    without a scheme belongs to `fs.defaultFS`."""
+    if urlparse(location).scheme:
+        return local_path(location) is not None
+    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
+    return urlparse(str(default)).scheme in ("", "file")
 
 
 def tree_at(location: str, spark: SparkSession | None) -> Tree:
@@ -67,11 +71,3 @@ def task_tree(location: str) -> Tree:
     scheme, _, rest = location.partition("://")
     address = f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"
     return ArrowTree(*FileSystem.from_uri(address), address=location)
-
-
-def _default_is_local(location: str, spark: SparkSession) -> bool:
-    """A path without a scheme belongs to `fs.defaultFS`, for Spark and so for us."""
-    if urlparse(location).scheme:
-        return True
-    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
-    return urlparse(str(default)).scheme in ("", "file")

@@ -1,5 +1,4 @@
-"""Folders and files that only this user can read, in places that other users may write to; and locks between this
-user's processes."""
+"""Folders and files that only this user can read, and locks between this user's processes."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def read_own(path: Path, errors: str = "strict") -> str:
     """The text of this user's file; root may read any user's. Raises `PermissionError` for a file of another user,
     `OSError` for a link; `errors` is for bytes that are not UTF-8."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8", errors=errors) as file:
-        owner, me = os.fstat(file.fileno()).st_uid, os.geteuid()
-        if owner != me and me != 0:
+        if os.geteuid() not in (0, os.fstat(file.fileno()).st_uid):
             raise PermissionError(f"{path} belongs to another user")
         return file.read()
 

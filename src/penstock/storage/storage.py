@@ -73,15 +73,13 @@ class Storage(ABC):
         """The folder and all that is in it, hidden files too, are gone when this returns. Whether it was there."""
 
     def settle(self, folder: str) -> None:
-        """The names found in `folder` survive a power cut, whichever process created them. Only a disk of this machine
-        shows names before they are durable."""
+        """The names found in `folder` survive a power cut. Only a local disk shows names before they are durable."""
         return
 
 
 @contextlib.contextmanager
 def tidying(location: str) -> Iterator[None]:
-    """Around the removal of what is not needed any more: what was done before it stays done, whether or not the storage
-    carries it out now. The next one removes what this one has left."""
+    """Around the removal of old files: a failure is logged, and the next removal takes what this one left."""
     try:
         yield
     except Exception as error:

@@ -83,8 +83,7 @@ class Tree:
         raise self._refusal("sync")
 
     def secure(self, name: str) -> None:
-        """In the driver: a complete file that another process, such as a task, has left survives a power cut. Nothing
-        to do where `StagedFile.finish` has seen to that."""
+        """In the driver: a complete file that a task has left survives a power cut, where `finish` leaves that open."""
         return
 
     def write_durably(self, name: str, content: bytes) -> None:
@@ -144,15 +143,12 @@ class Tree:
 
     def digests(self, sizes: Mapping[str, int], progress: Progress = silent) -> dict[str, str]:
         """Of these files, given with their sizes."""
-        counter = Counter(progress, "checking", sum(sizes.values()), "bytes")
-
-        def digest(name: str) -> str:
-            digest_ = self.digest(name)
-            counter.add(sizes[name])
-            return digest_
-
+        counter, digests = Counter(progress, "checking", sum(sizes.values()), "bytes"), {}
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-digest") as pool:
-            return dict(zip(sizes, pool.map(digest, sizes), strict=True))
+            for name, digest in zip(sizes, pool.map(self.digest, sizes), strict=True):
+                digests[name] = digest
+                counter.add(sizes[name])
+        return digests
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file, replacing one of that name, and the `.crc` beside it that would condemn the new one."""

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Checkpoints, KafkaSink, KafkaSource
 from penstock.checkpoint.layout import seal, unseal
-from penstock.checkpoint.record import global_numbers, newest_global
+from penstock.checkpoint.record import global_numbers, read_global
 from penstock.contracts.plan import QueryPlan, QueryProgress
 from penstock.engine.global_checkpoint import GlobalCheckpoints, downstream_first, find_circle, find_links, take_cut
 from penstock.engine.query import QueryRunner
@@ -229,7 +229,12 @@ def test_a_record_says_all_that_is_needed() -> None:
     job.down.at(2, generation=5)
     job.look()
     queries = {"up": {"epoch": 4, "generation": 3}, "down": {"epoch": 2, "generation": 5}}
-    assert newest_global(job.storage) == {"number": 1, "queries": queries, "time": 110.0, "history": "spark"}
+    assert read_global(job.storage, global_numbers(job.storage)[-1]) == {
+        "number": 1,
+        "queries": queries,
+        "time": 110.0,
+        "history": "spark",
+    }
     [event] = job.told
     assert (event["event"], event["number"], event["epochs"]) == ("global_checkpoint", 1, {"down": 2, "up": 4})
 
@@ -411,4 +416,4 @@ def test_an_altered_record_is_not_believed() -> None:
         b'"epoch":1', b'"epoch":2'
     )
     with pytest.raises(LedgerCorrupt):
-        newest_global(job.storage)
+        read_global(job.storage, global_numbers(job.storage)[-1])
