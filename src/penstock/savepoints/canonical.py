@@ -84,34 +84,14 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
         for operator in operators:
             stores = []
             for store in operator.stores:
-                raw = raw_rows(
-                    work,
-                    location,
-                    batch,
-                    operator,
-                    store,
-                    hashmap=backend_of(conf) == Backend.HASHMAP,
-                    join_format=join_format(conf, operator),
-                )
+                hashmap, joins = backend_of(conf) == Backend.HASHMAP, join_format(conf, operator)
+                raw = raw_rows(work, location, batch, operator, store, hashmap=hashmap, join_format=joins)
                 stores.append({**_describe_store(store, raw), "families": _export(work, goal, operator, store, raw)})
-            described.append(
-                {
-                    "id": operator.id,
-                    "name": operator.name,
-                    "version": operator.version,
-                    "number": operator.number,
-                    "properties": operator.properties,
-                    "stores": stores,
-                    "files": {name: base64.b64encode(data).decode() for name, data in operator.files.items()},
-                }
-            )
-    body = {
-        "version": CANONICAL_VERSION,
-        "batch": batch,
-        "spark": str(spark.version),
-        "conf": conf,
-        "operators": described,
-    }
+            files = {name: base64.b64encode(data).decode() for name, data in operator.files.items()}
+            plain = {name: getattr(operator, name) for name in ("id", "name", "version", "number", "properties")}
+            described.append({**plain, "stores": stores, "files": files})
+    version = {"version": CANONICAL_VERSION, "batch": batch, "spark": str(spark.version)}
+    body = {**version, "conf": conf, "operators": described}
     goal.put(LAYOUT, json.dumps(body, indent=1).encode())
 
 
@@ -120,7 +100,6 @@ def load(
     folder: str,
     target: str,
     batch: int,
-    *,
     partitions: int | None = None,
     backend: str | None = None,
     progress: Progress = silent,
@@ -135,9 +114,7 @@ def load(
     plan.require_writer(version_of(spark), operators)
     plan.describe(goal, batch, operators)
     with open_work_session(spark) as work:
-        stores = {
-            (operator["id"], store["name"]): store for operator in body["operators"] for store in operator["stores"]
-        }
+        stores = {(entry["id"], store["name"]): store for entry in body["operators"] for store in entry["stores"]}
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
             return spread_rows(work, origin, stores[operator.id, store.name], plan.partitions)

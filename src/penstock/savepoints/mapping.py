@@ -67,10 +67,9 @@ class RestoreMapping:
 
     def report(self) -> str:
         """For people, one line each."""
-        return "\n".join(
-            f"  {line.query}: {line.what} {line.fate.value}" + (f" ({line.detail})" if line.detail else "")
-            for line in self.lines
-        )
+        details = [f" ({line.detail})" if line.detail else "" for line in self.lines]
+        lines = zip(self.lines, details, strict=True)
+        return "\n".join(f"  {line.query}: {line.what} {line.fate.value}{detail}" for line, detail in lines)
 
     def require(self, where: str) -> None:
         """Raise `NotRestorable`, with everything that prevents the restore, if anything does."""
@@ -157,24 +156,17 @@ def _operators(
 ) -> list[int] | None:
     if program.operators is None:
         for operator in saved.operators:
-            found.lines.append(
-                ReportLine(uid, _operator(operator), Fate.KEPT, "Spark compares its columns when it starts")
-            )
+            detail = "Spark compares its columns when it starts"
+            found.lines.append(ReportLine(uid, _operator(operator), Fate.KEPT, detail))
         return None
     chosen: list[int] = []
     unmatched = list(saved.operators)
     for operator in program.operators:
-        same = next(
-            (
-                before
-                for before in unmatched
-                if before["name"] == operator["name"] and not columns_changed(before, operator)
-            ),
-            None,
-        )
+        alike = [before for before in unmatched if before["name"] == operator["name"]]
+        same = next((before for before in alike if not columns_changed(before, operator)), None)
         if same is None:
-            similar = next((before for before in unmatched if before["name"] == operator["name"]), None)
-            if similar is not None:
+            if alike:
+                similar = alike[0]
                 unmatched.remove(similar)
                 what = columns_changed(similar, operator)
                 found.lines.append(ReportLine(uid, _operator(similar), Fate.IMPOSSIBLE, what))
@@ -184,9 +176,8 @@ def _operators(
                     " start over"
                 )
             else:
-                found.lines.append(
-                    ReportLine(uid, _operator(operator), Fate.IMPOSSIBLE, "it has no state in the savepoint")
-                )
+                detail = "it has no state in the savepoint"
+                found.lines.append(ReportLine(uid, _operator(operator), Fate.IMPOSSIBLE, detail))
                 found.problems.append(
                     f"query {uid!r}: operator {operator['id']} ({operator['name']}) is new; Spark cannot add a"
                     " stateful operation to a query that goes on. Put it into a query of its own, with a uid of its own"
@@ -237,15 +228,14 @@ def _type_name(kind: Any) -> str:
 
 
 def _leave(found: RestoreMapping, uid: str, what: str, allow: bool, hint: str) -> None:
-    found.lines.append(
-        ReportLine(uid, what, Fate.LEFT if allow else Fate.IMPOSSIBLE, "" if allow else "not in the program")
-    )
+    fate, detail = (Fate.LEFT, "") if allow else (Fate.IMPOSSIBLE, "not in the program")
+    found.lines.append(ReportLine(uid, what, fate, detail))
     if not allow:
         found.problems.append(f"query {uid!r}: {what} is in the savepoint and not in the program; {hint}")
 
 
-def _operator(one: Mapping[str, Any]) -> str:
-    return f"operator {one['id']} ({one['name']})"
+def _operator(operator: Mapping[str, Any]) -> str:
+    return f"operator {operator['id']} ({operator['name']})"
 
 
 def _source_name(uid: str | None) -> str:

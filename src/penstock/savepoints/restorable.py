@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -159,8 +160,7 @@ def _global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]
             safe="nothing was started or changed.",
             to_do="name one of those, or take a savepoint.",
         )
-    epochs = {uid: int(one["epoch"]) for uid, one in body["queries"].items()}
-    return str(body["history"]), epochs
+    return str(body["history"]), {uid: int(query["epoch"]) for uid, query in body["queries"].items()}
 
 
 def _query_epoch(root: Tree, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
@@ -228,13 +228,10 @@ def _sources(root: Tree, uid: str, epoch: int, ledger: Ledger, offsets: Sequence
     """The uids behind the positions: from the checkpoint's record, or from the facts that the last run registered."""
     name = f"{uid}/{layout.record_file(epoch)}"
     data = root.storage.read(name)
-    if data is not None:
-        try:
-            positions = CheckpointRecord.of(data, name).positions
-            if [offset for _, offset in positions] == list(offsets):  # otherwise it is of another history
-                return tuple(source for source, _ in positions)
-        except LedgerError:
-            pass  # a record is never needed; the ledger says it too
+    with contextlib.suppress(LedgerError):  # a record is never needed; the ledger says it too
+        positions = CheckpointRecord.of(data, name).positions if data is not None else ()
+        if data is not None and [offset for _, offset in positions] == list(offsets):  # else of another history
+            return tuple(source for source, _ in positions)
     newest = ledger.newest_generation()
     facts = ledger.generation(newest) if newest else None
     known = tuple(facts["sources"]) if facts is not None else ()

@@ -149,33 +149,30 @@ class Restorer:
     def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
         from penstock.spark_state.metadata import plan_operators
 
-        operators: list[dict[str, Any]] | None
+        operators: list[dict[str, Any]] | None = None
         try:
             planned = plan_operators(plan.frame, plan.output_mode)
             operators = [json.loads(json.dumps(asdict(operator))) for operator in planned]
         except Exception as error:
             log.warning("query %s: its stateful operators could not be read beforehand: %s", plan.uid, error)
-            operators = None
-        return ProgramQuery(
-            list(plan.positions), list(plan.sinks), operators, asked.get("partitions"), asked.get("backend")
-        )
+        parallelism, backend = asked.get("partitions"), asked.get("backend")
+        return ProgramQuery(list(plan.positions), list(plan.sinks), operators, parallelism, backend)
 
     def _build(self, restorable: Restorable, uid: str, mapping: QueryMapping, target: Tree) -> None:
         saved, source = restorable.saved.queries[uid], restorable.folders[uid]
         names = restorable.files(uid)
         rewrites = mapping.partitions is not None or mapping.backend is not None
-        stateful = bool(saved.operators)
-        if mapping.operators is not None and (rewrites or restorable.saved.kind is Kind.CANONICAL):
+        stateful, canonical = bool(saved.operators), restorable.saved.kind is Kind.CANONICAL
+        if mapping.operators is not None and (rewrites or canonical):
             raise NotRestorable(
                 f"Query {uid!r} leaves some of its stateful operators behind and changes its parallelism or backend"
                 " at once, or comes from a canonical savepoint.",
                 safe="nothing was started or changed.",
                 to_do="do it in two steps: restore the changed program first, take a savepoint, then rescale.",
             )
-        logs = [name for name in names if not name.startswith(f"{layout.STATE}/")]
-        canonical = restorable.saved.kind is Kind.CANONICAL
         if canonical or rewrites:
-            target.take(source, {name: name for name in logs}, self._progress)
+            logs = {name: name for name in names if not name.startswith(f"{layout.STATE}/")}
+            target.take(source, logs, self._progress)
         else:
             target.take(source, _renumber(names, mapping.operators), self._progress)
             self._describe(source, target, saved.epoch, mapping.operators)
@@ -183,15 +180,9 @@ class Restorer:
         if stateful and canonical:
             from penstock.savepoints.canonical import load
 
-            load(
-                self._spark,
-                f"{restorable.root.location}/{layout.saved_state(uid)}",
-                target.location,
-                saved.epoch,
-                partitions=mapping.partitions or saved.partitions,
-                backend=mapping.backend or saved.backend,
-                progress=self._progress,
-            )
+            wanted = (mapping.partitions or saved.partitions, mapping.backend or saved.backend)
+            state = f"{restorable.root.location}/{layout.saved_state(uid)}"
+            load(self._spark, state, target.location, saved.epoch, *wanted, self._progress)
             failpoint("restore.rewritten")
         elif stateful and rewrites:
             from penstock.spark_state.rewrite import rewrite
@@ -217,10 +208,8 @@ class Restorer:
             data = target.storage.read(layout.offsets(epoch))
             assert data is not None
             version, metadata, offsets = split_offsets(data)
-            chosen = [
-                "-" if position is None or position >= len(offsets) else offsets[position]
-                for position in mapping.sources
-            ]
+            lines = dict(enumerate(offsets))
+            chosen = ["-" if position is None else lines.get(position, "-") for position in mapping.sources]
             target.put(layout.offsets(epoch), join_offsets(version, metadata, chosen))
         notes = target.files(layout.SOURCES)
         if notes:
@@ -301,10 +290,8 @@ def report_restore(result: RestoreResult, events: Events) -> None:
             last,
         )
     if result.drained:
-        log.warning(
-            "%s was made by a stop with --drain: all windows are closed, and rows that come now are late for them",
-            restored.source,
-        )
+        late = "%s was made by a stop with --drain: all windows are closed, and rows that come now are late for them"
+        log.warning(late, restored.source)
     events.emit(
         "restored",
         query=None,

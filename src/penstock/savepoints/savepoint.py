@@ -167,10 +167,9 @@ def dispose(path: str, spark: SparkSession | None = None) -> int:
     none. A folder that is not one is refused."""
     folder = tree_at(path, spark)
     files = folder.files()
-    if METADATA in files:
-        read(folder)  # of a newer version, or altered: not ours to delete
-    elif not (_NAME.match(folder.location.rstrip("/").rpartition("/")[2]) and files):
-        read(folder)
+    unfinished = METADATA not in files and files and _NAME.match(folder.location.rstrip("/").rpartition("/")[2])
+    if not unfinished:
+        read(folder)  # raises for what is not one, of a newer version, or altered: not ours to delete
     folder.storage.delete(METADATA)
     folder.delete()
     return len(files)
@@ -249,18 +248,9 @@ class Taker:
             files = folder.files()
             digests = folder.digests(files, progress)
             folder.sync_all(progress)
-            saved = Savepoint(
-                id_,
-                kind,
-                self._job,
-                time.time(),
-                _version(),
-                str(self._spark.version),
-                queries,
-                {file: (size, digests[file]) for file, size in files.items()},
-                drained,
-                self._mode,
-            )
+            checked = {file: (size, digests[file]) for file, size in files.items()}
+            versions = (_version(), str(self._spark.version))
+            saved = Savepoint(id_, kind, self._job, time.time(), *versions, queries, checked, drained, self._mode)
             failpoint("savepoint.checked")
             folder.storage.create(METADATA, saved.to_bytes())
             failpoint("savepoint.written")
@@ -274,14 +264,8 @@ class Taker:
                 safe="the job goes on as it was; earlier savepoints are untouched.",
                 to_do="see the cause, then ask for the savepoint again.",
             ) from error
-        ended = time.monotonic()
-        return TakenSavepoint(
-            path,
-            saved,
-            held_ms=round((released - began) * 1000, 1),
-            waited_ms=round((held - began) * 1000, 1),
-            total_ms=round((ended - began) * 1000, 1),
-        )
+        held_ms, waited_ms, total_ms = (round((at - began) * 1000, 1) for at in (released, held, time.monotonic()))
+        return TakenSavepoint(path, saved, held_ms, waited_ms, total_ms)
 
     def _copy(self, held_query: HeldQuery, folder: Tree, progress: Progress) -> None:
         source = tree_at(held_query.location, self._spark)
@@ -303,8 +287,7 @@ class Taker:
         spark_log = SparkLog(copy.storage)
         ledger = storage_at(f"{held_query.location.rstrip('/').rpartition('/')[0]}/{layout.LEDGER}", self._spark)
         restore_barrier(Ledger(ledger), spark_log, held_query.epoch)
-        barrier = spark_log.barrier(held_query.epoch)
-        query_id = spark_log.query_id()
+        barrier, query_id = spark_log.barrier(held_query.epoch), spark_log.query_id()
         assert barrier is not None
         assert query_id is not None
         conf: dict[str, Any] = barrier.metadata.get("conf", {})
@@ -333,9 +316,8 @@ class Taker:
         from penstock.savepoints.canonical import export
 
         uid = held_query.plan.uid
-        copied = f"{layout.saved_checkpoint(uid)}/{layout.STATE}"
-        if folder.names(copied):
-            checkpoint, state = layout.saved_checkpoint(uid), layout.saved_state(uid)
+        checkpoint, state = layout.saved_checkpoint(uid), layout.saved_state(uid)
+        if folder.names(copied := f"{checkpoint}/{layout.STATE}"):
             source, target = f"{folder.location}/{checkpoint}", f"{folder.location}/{state}"
             export(self._spark, source, held_query.epoch, target, progress)
             folder.delete(copied)

@@ -74,16 +74,9 @@ def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace
     if named is None and savepoint.METADATA in names:
         saved = savepoint.read(folder)
         canonical = saved.kind is savepoint.Kind.CANONICAL
-        return [
-            StatePlace(
-                uid,
-                folder.at(layout.saved_state(uid) if canonical else layout.saved_checkpoint(uid)),
-                query.epoch,
-                canonical,
-            )
-            for uid, query in saved.queries.items()
-            if query.operators
-        ]
+        place = layout.saved_state if canonical else layout.saved_checkpoint
+        queries = [(uid, query) for uid, query in saved.queries.items() if query.operators]
+        return [StatePlace(uid, folder.at(place(uid)), query.epoch, canonical) for uid, query in queries]
     if named is None and layout.OFFSETS in names:
         return [StatePlace(None, folder, _newest(folder))]
     uids = layout.query_uids(folder.names(layout.QUERIES))
@@ -169,11 +162,8 @@ def _count(folder: Tree, name: str) -> int | None:
 def _newest(checkpoint: Tree) -> int:
     complete = [int(name) for name in checkpoint.names(layout.COMMITS) if name.isdigit()]
     if not complete:
-        raise SavepointIncomplete(
-            f"{checkpoint.location} has no complete batch.",
-            safe="nothing was changed.",
-            to_do="let the query run first.",
-        )
+        happened = f"{checkpoint.location} has no complete batch."
+        raise SavepointIncomplete(happened, safe="nothing was changed.", to_do="let the query run first.")
     return max(complete)
 
 
@@ -221,7 +211,6 @@ def read_rows(
 
 
 def count_rows(entry: StateRows, session: Callable[[], SparkSession]) -> int:
-    """How many rows there are."""
     if entry.rows is not None:
         return entry.rows
     with _reading(entry, session()) as frame:
@@ -286,23 +275,15 @@ def _reading(entry: StateRows, spark: SparkSession) -> Iterator[Any]:
 
 
 def _frame(entry: StateRows, work: SparkSession) -> Any:
-    from penstock.checkpoint.spark_files import conf_of
     from penstock.spark_state.rewrite import join_format
     from penstock.spark_state.store_rows import raw_rows, typed_rows
 
     place = entry.place
     if entry.parquet is not None:
         return work.read.parquet(f"{place.folder.location}/{entry.parquet}")
-    raw = raw_rows(
-        work,
-        place.folder.location,
-        place.batch,
-        entry.operator,
-        entry.store,
-        hashmap=entry.backend == "hashmap",
-        join_format=join_format(conf_of(place.folder, place.batch), entry.operator),
-    )
-    return typed_rows(work, raw, entry.family)
+    where = (work, place.folder.location, place.batch, entry.operator, entry.store)
+    joins = join_format(conf_of(place.folder, place.batch), entry.operator)
+    return typed_rows(work, raw_rows(*where, hashmap=entry.backend == "hashmap", join_format=joins), entry.family)
 
 
 def _test(frame: Any, path: tuple[str, ...], value: Any) -> Column:

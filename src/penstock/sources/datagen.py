@@ -45,8 +45,7 @@ class Pace:
     """
 
     def __init__(self, rows: int | None, rate: float | None) -> None:
-        self._rows = rows
-        self._rate = rate
+        self._rows, self._rate = rows, rate
         self._began: tuple[int, float] | None = None
 
     def until(self, start: int, now: float, most: int) -> int:
@@ -89,15 +88,11 @@ class DataGenSource(Source):
             ("the number of columns", None if columns is None else len(columns), 1),
         ):
             if value is not None and value < least:
-                raise ConfigurationError(
-                    f"DataGenSource cannot work with {name} = {value}.", to_do=f"give {least} or more, or leave it out."
-                )
-        self.rows = rows
-        self.rate = rate
-        self.partitions = partitions
+                happened = f"DataGenSource cannot work with {name} = {value}."
+                raise ConfigurationError(happened, to_do=f"give {least} or more, or leave it out.")
+        self.rows, self.rate, self.partitions = rows, rate, partitions
         self.columns = dict(PAYMENTS if columns is None else columns)
-        self.seed = seed
-        self.max_rows_per_epoch = max_rows_per_epoch
+        self.seed, self.max_rows_per_epoch = seed, max_rows_per_epoch
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         from pyspark.sql import functions as f

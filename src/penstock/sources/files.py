@@ -71,9 +71,10 @@ class FileSource(Source):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if format.lower() not in FORMATS:
-            raise _refused(f"FileSource has no format {format!r}.", f"use one of {', '.join(FORMATS)}.")
+            raise ConfigurationError(f"FileSource has no format {format!r}.", to_do=f"use one of {', '.join(FORMATS)}.")
         if max_files_per_epoch is not None and max_files_per_epoch < 1:
-            raise _refused("FileSource needs at least one file in an epoch.", "give 1 or more, or leave it out.")
+            happened = "FileSource needs at least one file in an epoch."
+            raise ConfigurationError(happened, to_do="give 1 or more, or leave it out.")
         self.path = str(path)
         self.format = format.lower()
         self.schema = schema
@@ -109,10 +110,11 @@ class FileSource(Source):
         if self.format == "text":
             return None
         if not self._bounded and self.format not in _DESCRIBED:
-            raise _refused(
+            raise ConfigurationError(
                 f"FileSource {uid!r} reads {self.format} without end and has no schema: files to come may differ from"
                 " those that are there.",
-                f"give schema='id bigint, …', or that of files you have: schema=spark.read.{self.format}(PATH).schema.",
+                to_do=f"give schema='id bigint, …', or that of files you have:"
+                f" schema=spark.read.{self.format}(PATH).schema.",
             )
         streaming = ("maxfilespertrigger", "maxbytespertrigger", "maxfileage", "cleansource", "sourcearchivedir")
         options = {name: value for name, value in self.options.items() if name.lower() not in streaming}
@@ -126,19 +128,15 @@ class FileSource(Source):
         to_do = "make the folder" if "PATH_NOT_FOUND" in first else "correct the path, the schema or the options"
         if "UNABLE_TO_INFER_SCHEMA" in first:
             to_do = "give schema='id bigint, …', or put a first file there"
-        return _refused(f"Spark cannot read {self.describe()} as source {uid!r}: {first}", f"{to_do}.")
+        happened = f"Spark cannot read {self.describe()} as source {uid!r}: {first}"
+        return ConfigurationError(happened, to_do=f"{to_do}.")
 
     def link(self, uid: str) -> Link:
         lower = {name.lower(): value.lower() for name, value in {**self._session, **self.options}.items()}
         for name, what in LOSING.items():
             if lower.get(name.lower(), "") not in _HARMLESS:
-                return Link(
-                    "source",
-                    uid,
-                    Guarantee.AT_MOST_ONCE,
-                    f"{name}={lower[name.lower()]} {what}",
-                    f"remove {name} from the options and from the session's settings.",
-                )
+                remedy = f"remove {name} from the options and from the session's settings."
+                return Link("source", uid, Guarantee.AT_MOST_ONCE, f"{name}={lower[name.lower()]} {what}", remedy)
         because = f"replayable, {self.describe()}, every file noted in the checkpoint"
         return Link("source", uid, Guarantee.EXACTLY_ONCE, because)
 
@@ -208,10 +206,6 @@ class FileSource(Source):
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _refused(happened: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(happened, to_do=to_do)
 
 
 def noted_files(notes: Storage, start: int, end: int) -> set[str]:

@@ -17,7 +17,6 @@ owner that wakes up cannot add or delete anything.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -25,6 +24,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ from penstock.errors import (
 from penstock.failpoints import failpoint
 from penstock.storage.local import LocalStorage, LocalTree
 from penstock.storage.private import make_private, private_file
-from penstock.storage.storage import AlreadyExists
+from penstock.storage.storage import AlreadyExists, is_full
 
 IDENTITY, LOCK, OWNER, ERROR = "journal.json", "lock", "owner", "error"
 VERSION = 1
@@ -97,8 +97,9 @@ class Segment(NamedTuple):
 
 class Journal:
     """The owner's side. Opening it takes it over from any other process. Not safe for several threads at once.
+    `start` is the first position of a new journal, `end` the position behind the last line."""
 
-    `start` is the first position of a new journal."""
+    end: int
 
     def __init__(self, folder: Path, *, job: str, source: str, start: int = 0) -> None:
         self.folder = folder
@@ -116,11 +117,6 @@ class Journal:
             self.close()
             raise
 
-    @property
-    def end(self) -> int:
-        """The position behind the last line."""
-        return self._end
-
     def append(self, lines: bytes, received: int | None = None) -> int:
         """Add whole lines; they are durable when this returns. `received`: microseconds since 1970. `Superseded` where
         another process has taken over. After any other error `end` tells whether the lines are in; if so, an append of
@@ -129,13 +125,13 @@ class Journal:
             self._settle()
             if lines:
                 at = time.time_ns() // 1000 if received is None else received
-                self._segments.append(self._seal([Frame(self._end, at, lines)]))
-                self._end += len(lines)
+                self._segments.append(self._seal([Frame(self.end, at, lines)]))
+                self.end += len(lines)
                 self._settle()
                 failpoint("journal.synced")
                 with contextlib.suppress(OSError, PenstockError):  # tried again with the next append
                     self._merge()
-        return self._end
+        return self.end
 
     def report(self, error: PenstockError | None) -> None:
         """Let readers know why nothing comes; None when lines come again."""
@@ -158,7 +154,7 @@ class Journal:
     def _take_over(self, first: int) -> None:
         self._tree.sync("")  # the owner before may have died before it synced a name
         self._segments = list_segments(self.folder)
-        self._end = self._segments[-1].end if self._segments else first
+        self.end = self._segments[-1].end if self._segments else first
         needed = {segment.name for segment in self._segments}
         for name in self._tree.file_names(""):
             if name not in needed and (name.startswith(".") or _NAME.fullmatch(name)):  # aside, or merged
@@ -194,11 +190,7 @@ class Journal:
 
     def _merge(self) -> None:
         for size in _SMALL:
-            count = 0
-            for segment in reversed(self._segments):
-                if segment.end - segment.start > size:
-                    break
-                count += 1
+            count = len(list(takewhile(lambda file: file.end - file.start <= size, reversed(self._segments))))  # noqa: B023
             if count >= _MERGED:
                 small = self._segments[-count:]
                 merged = self._seal([frame for segment in small for frame in segment.frames(self.folder)])
@@ -238,8 +230,7 @@ class Journal:
 
     def _read_owner(self) -> dict[str, Any]:
         text = os.pread(self._owner, 1000, 0)
-        owner: dict[str, Any] = json.loads(text) if text.endswith(b"}") else {}
-        return owner
+        return dict(json.loads(text)) if text.endswith(b"}") else {}
 
     def _write_error(self, text: str) -> None:
         page = text.encode()
@@ -261,8 +252,7 @@ class JournalReader:
 
     def extent(self) -> tuple[int, int]:
         """The oldest position that is there, and the position behind the last durable line."""
-        identity = _identity(self._folder)
-        if identity is None:
+        if (identity := _identity(self._folder)) is None:
             raise SystemUnavailable(
                 f"The journal {self._folder} has not been opened by a receiver.",
                 safe="nothing was read.",
@@ -366,7 +356,7 @@ def _try_lock(handle: int) -> bool:
 
 
 def journal_id(folder: Path) -> str | None:
-    """What tells the journal from any other that was or will be in this folder; None where there is none."""
+    """Tells the journal from any other that was or will be in this folder; None where there is none."""
     identity = _identity(folder)
     return None if identity is None else str(identity["id"])
 
@@ -408,7 +398,7 @@ def _disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = is_full(error)
         raise (StorageFull if full else LedgerError)(
             f"The journal {folder} could not be written: {error.strerror or error}.",
             safe="what is in it stays; lines that are not in it wait, here and then at their sender.",

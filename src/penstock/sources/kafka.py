@@ -112,10 +112,8 @@ class KafkaSource(Source):
             "failOnDataLoss": "true",
             "groupIdPrefix": self.group or f"penstock-{uid}",
         }
-        if self.pattern is not None:
-            options["subscribePattern"] = self.pattern
-        else:
-            options["subscribe"] = ",".join(self.topics)
+        topics = ("subscribe", ",".join(self.topics)) if self.pattern is None else ("subscribePattern", self.pattern)
+        options.update([topics])
         if self.max_offsets_per_epoch is not None:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_epoch)
         client = {
@@ -138,22 +136,14 @@ class KafkaSource(Source):
 
     def link(self, uid: str) -> Link:
         if self._tolerates_loss:
-            return Link(
-                "source",
-                uid,
-                Guarantee.AT_MOST_ONCE,
-                "failOnDataLoss=false goes on past rows that Kafka deleted before they were read",
-                "remove failOnDataLoss from the options, so that such a loss stops the job.",
-            )
+            because = "failOnDataLoss=false goes on past rows that Kafka deleted before they were read"
+            remedy = "remove failOnDataLoss from the options, so that such a loss stops the job."
+            return Link("source", uid, Guarantee.AT_MOST_ONCE, because, remedy)
         isolation = self._client_options.get("isolation.level", _COMMITTED)
         if isolation.strip().lower() != _COMMITTED:
-            return Link(
-                "source",
-                uid,
-                Guarantee.AT_LEAST_ONCE,
-                f"isolation.level={isolation} also reads the rows of transactions that were aborted or are open",
-                f"remove isolation.level from the options; the source reads {_COMMITTED}.",
-            )
+            because = f"isolation.level={isolation} also reads the rows of transactions that were aborted or are open"
+            remedy = f"remove isolation.level from the options; the source reads {_COMMITTED}."
+            return Link("source", uid, Guarantee.AT_LEAST_ONCE, because, remedy)
         return super().link(uid)
 
     @property
@@ -288,12 +278,10 @@ def _require_topic(name: str, future: Any, servers: str) -> None:
     try:
         future.result()
     except KafkaException as error:
-        code = error.args[0].code()
-        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise TopicMissing(
-                f"There is no topic {name!r} at {servers}.", to_do="create the topic, or correct its name."
-            ) from error
-        raise
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise
+        happened = f"There is no topic {name!r} at {servers}."
+        raise TopicMissing(happened, to_do="create the topic, or correct its name.") from error
 
 
 def translate_error(

@@ -17,12 +17,9 @@ from penstock.kafka.connections import Connections, kafka_python
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two updates: lag tools look every few seconds, and an epoch must not cost a request.
-PAUSE = 1.0
-#: Seconds a request may take: long enough for a group coordinator to move; no epoch waits for it.
-PATIENCE = 10.0
-#: Failures in a row before it is worth a line: a group's coordinator may move, or be new and still loading.
-PATIENT_TRIES = 3
+PAUSE = 1.0  # seconds between two updates: lag tools look every few seconds, and an epoch must not cost a request
+PATIENCE = 10.0  # seconds a request may take: long enough for a group's coordinator to move; no epoch waits for it
+PATIENT_TRIES = 3  # failures in a row before a warning: a coordinator may move, or be new and still loading
 
 Positions = Mapping[str, Mapping[str, int]]
 Send = Callable[[str, Positions], None]
@@ -33,13 +30,10 @@ class GroupPublisher:
 
     def __init__(self, send: Send, group: str, *, pause: float = PAUSE, end: Callable[[], None] = lambda: None) -> None:
         """`end`: called when nothing is sent any more."""
-        self._send, self._end = send, end
-        self._group = group
-        self._pause = pause
+        self._send, self._group, self._pause, self._end = send, group, pause, end
         self._newest: Positions | None = None
         self._there = threading.Condition()
-        self._failures = 0
-        self._closed = False
+        self._failures, self._closed = 0, False
         self._thread: threading.Thread | None = None
 
     def publish(self, positions: Positions) -> None:
@@ -66,11 +60,8 @@ class GroupPublisher:
             with self._there:
                 self._newest = self._newest or positions  # tried again after the pause, unless newer ones came
             if self._failures == PATIENT_TRIES:
-                log.warning(
-                    "positions could not be published to consumer group %s, lag tools will not see this job: %s",
-                    self._group,
-                    error,
-                )
+                refused = "positions could not be published to consumer group %s, lag tools will not see this job: %s"
+                log.warning(refused, self._group, error)
 
     def close(self) -> None:
         """Send what is waiting, unless the broker refuses anyway, and end the thread and its connection."""

@@ -67,13 +67,11 @@ def remembering(reader: type[Any]) -> type[Any]:
 
         def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
             start = self._at if self._at is not None else self.initialOffset()
-            offset: dict[str, Any] = super().latestOffset(start, self.getDefaultReadLimit())
-            return offset
+            return dict(super().latestOffset(start, self.getDefaultReadLimit()))
 
         def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
             self._at = end
-            planned: Sequence[InputPartition] = super().partitions(start, end)
-            return planned
+            return list(super().partitions(start, end))
 
     return Remembering
 
@@ -104,8 +102,7 @@ class Range(InputPartition):
 
     def __init__(self, start: int, end: int) -> None:
         super().__init__(None)
-        self.start = start
-        self.end = end
+        self.start, self.end = start, end
 
 
 class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -217,16 +214,15 @@ class LineReader(DataSourceStreamReader):
 
 def pack(frames: Iterable[Frame]) -> list[Lines]:
     """One partition for about `TASK_BYTES` of lines; none is empty."""
-    full: list[Lines] = []
-    parts: list[tuple[int, bytes]] = []
-    size = 0
+    tasks: list[list[tuple[int, bytes]]] = []
+    size = TASK_BYTES
     for frame in frames:
-        parts.append((frame.received, frame.lines))
-        size += len(frame.lines)
         if size >= TASK_BYTES:
-            full.append(Lines(parts))
-            parts, size = [], 0
-    return [*full, Lines(parts)] if parts else full
+            tasks.append([])
+            size = 0
+        tasks[-1].append((frame.received, frame.lines))
+        size += len(frame.lines)
+    return [Lines(parts) for parts in tasks]
 
 
 def decode(parts: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:

@@ -68,8 +68,7 @@ class SocketSource(Source):
         keep: int | str = "64mb",
         max_line_bytes: int | str = "1mb",
     ) -> None:
-        self.host = host
-        self.port = int(port)
+        self.host, self.port = host, int(port)
         self.journal = None if journal is None else local_path(os.fspath(journal))
         self.max_bytes_per_epoch = size(max_bytes_per_epoch, "max_bytes_per_epoch")
         self.keep = size(keep, "keep")
@@ -93,22 +92,15 @@ class SocketSource(Source):
         from penstock.sources.readers import JournalledLines
 
         register(spark, JournalledLines)
-        options = {
-            "folder": str(self._place(uid)),
-            "strict": "true" if self.journal is not None else "false",
-            "most": str(self.max_bytes_per_epoch),
-        }
-        return stream_reader(spark, uid).format(JournalledLines.name()).options(**options).load()
+        reader = stream_reader(spark, uid).format(JournalledLines.name())
+        strict, most = self.journal is not None, self.max_bytes_per_epoch
+        return reader.options(folder=str(self._place(uid)), strict=strict, most=most).load()
 
     def link(self, uid: str) -> Link:
         if self.journal is None:
-            return Link(
-                "source",
-                uid,
-                Guarantee.AT_MOST_ONCE,
-                f"{self.describe()} cannot send a line again, and there is no journal",
-                "give the source a journal=, a folder on the driver's disk; or ask for mode=at_most_once.",
-            )
+            because = f"{self.describe()} cannot send a line again, and there is no journal"
+            remedy = "give the source a journal=, a folder on the driver's disk; or ask for mode=at_most_once."
+            return Link("source", uid, Guarantee.AT_MOST_ONCE, because, remedy)
         because = f"replayable from the moment of receipt, {self.describe()}, journal in {self.journal}"
         return Link("source", uid, Guarantee.EXACTLY_ONCE, because)
 
@@ -216,12 +208,12 @@ class Receiver:
         self._silent = False
 
     def start(self) -> None:
-        """Open the journal and begin. Raises what no later try can cure; anything else is tried again."""
+        """Open the journal and begin. Raises what no retry can cure."""
         self._try_to_open(log.warning)
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when nothing is received any more; everything received is in the journal."""
+        """Everything received is in the journal when this returns."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -317,10 +309,8 @@ class Receiver:
                     if failing:
                         journal.report(None)
                 return True
-            except Superseded:
-                raise
             except PenstockError as error:
-                if not error.retryable:
+                if not error.retryable or isinstance(error, Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)

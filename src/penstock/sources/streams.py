@@ -75,8 +75,7 @@ class FrameSource(Source):
     """A streaming DataFrame, or a reader that is not loaded yet, with the user's word on whether it replays."""
 
     def __init__(self, stream: DataFrame | DataStreamReader, *, replayable: bool) -> None:
-        self._stream = stream
-        self.replayable = replayable
+        self._stream, self.replayable = stream, replayable
         self._formats: tuple[str, ...] = ()
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
@@ -99,13 +98,9 @@ class FrameSource(Source):
     def link(self, uid: str) -> Link:
         if self.replayable:
             return Link("source", uid, Guarantee.EXACTLY_ONCE, f"the program says it is replayable, {self.describe()}")
-        return Link(
-            "source",
-            uid,
-            Guarantee.AT_MOST_ONCE,
-            f"the program says it cannot give rows again, {self.describe()}",
-            "ask for mode=at_most_once; or put what can replay between, such as Kafka or files.",
-        )
+        because = f"the program says it cannot give rows again, {self.describe()}"
+        remedy = "ask for mode=at_most_once; or put what can replay between, such as Kafka or files."
+        return Link("source", uid, Guarantee.AT_MOST_ONCE, because, remedy)
 
     def describe(self) -> str:
         return f"Spark's {' and '.join(self._formats) or 'stream'}"
@@ -152,10 +147,6 @@ def _session_of(spark: Any) -> str:
 
 def _formats(frame: DataFrame) -> tuple[str, ...]:
     """The names of the formats behind a frame; never their options, which may hold passwords."""
-    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
-    formats = []
-    for index in range(leaves.size()):
-        leaf = leaves.apply(index)
-        if leaf.isStreaming():
-            formats.append(str(leaf.sourceName()))
-    return tuple(dict.fromkeys(formats))
+    collected: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
+    leaves = [collected.apply(index) for index in range(collected.size())]
+    return tuple(dict.fromkeys(str(leaf.sourceName()) for leaf in leaves if leaf.isStreaming()))
