@@ -3,6 +3,7 @@ same checkpoints, and nothing written outside of an epoch."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from penstock.engine.checksum import NESTED, checksum_of
 from penstock.engine.output_jobs import PROPERTY, EachEpoch, Planned, to_text
 from penstock.engine.protocol import Replay
 from penstock.engine.streaming import planned_once
-from penstock.engine.task import Assignment, parse
+from penstock.engine.task import Assignment
 from penstock.errors import PreCommitFailed, StrayTask, from_json
 from penstock.failpoints import InjectedFault
 from tests.support.run_job import Checkpoint, CrashAt, Numbers, failing, run_all, until
@@ -216,7 +217,7 @@ def test_outside_of_its_epoch_a_writer_writes_nothing(
         query.stop()
     assert lines
     for line in lines:
-        answer = parse(line)
+        answer = json.loads(line)
         assert isinstance(from_json(answer["error"]), StrayTask), answer
     assert not list((tmp_path / "out").rglob("*.parquet"))
 

@@ -108,9 +108,9 @@ class SmallRunner(QueryRunner):
     def folder(self) -> str:
         return "storage/job/out"
 
-    def made(self, previous: int) -> Any:
+    def _new_coordinator(self, *_: Any) -> Any:
         coordinator = self.spark.coordinator()
-        coordinator._previous, coordinator._on_complete = previous, self._on_complete
+        coordinator._previous, coordinator._on_complete = self._generation, self._on_complete
         return coordinator
 
     def began(self, coordinator: Any) -> PlayedQuery:
@@ -140,13 +140,9 @@ class SmallRunner(QueryRunner):
 def small_runners(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the runner asks of Spark is played."""
 
-    def coordinator_for(job: str, plan: Any, *_: Any, previous: int, on_complete: Any, **more: Any) -> Any:
-        return on_complete.__self__.made(previous)
-
     def start(job: str, plan: Any, checkpoint: str, interval: float, coordinator: Any, replay: Any) -> Any:
         return coordinator._on_complete.__self__.began(coordinator)
 
-    monkeypatch.setattr(module, "coordinator_for", coordinator_for)
     monkeypatch.setattr(streaming, "start", start)
     monkeypatch.setattr(module, "with_verification", lambda plan, *_: plan)
     monkeypatch.setattr(module, "Observer", lambda *_: SimpleNamespace(close=lambda: None))

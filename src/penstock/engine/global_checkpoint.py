@@ -105,9 +105,7 @@ class GlobalCheckpoints:
     @property
     def newest(self) -> int:
         """The number of the newest one written; 0 before the first."""
-        if self._next is not None:
-            return self._next - 1
-        return max(global_numbers(self._storage), default=0)
+        return max(global_numbers(self._storage), default=0) if self._next is None else self._next - 1
 
     def began(self) -> None:
         """The queries start or restart: a cut of an older start no longer counts."""
@@ -115,19 +113,17 @@ class GlobalCheckpoints:
 
     def look(self) -> None:
         """Take a cut if one is due, write it if it is complete. Raises nothing."""
-        if not self.wanted:
-            return
-        if self._pending is None and self._clock() - self._written >= self._pause:
-            self._pending = self._take()
-        self._write_when_complete()
+        if self.wanted:
+            if self._pending is None and self._clock() - self._written >= self._pause:
+                self._pending = self._take()
+            self._write_when_complete()
 
     def ended(self) -> None:
         """All queries are at rest; after a clean end every decided epoch is complete."""
-        if not self.wanted:
-            return
-        self._pending = self._take()
-        self._write_when_complete()
-        self._pending = None
+        if self.wanted:
+            self._pending = self._take()
+            self._write_when_complete()
+            self._pending = None
 
     def _take(self) -> Cut | None:
         assert self._order is not None
@@ -219,8 +215,7 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
 
     A link is assumed where there may be one: a sink that takes its topic from a column may write any topic, and a
     pattern that Python cannot read may match any. Two links are missed: a topic that the user reads with Spark's own
-    reader, and one cluster under two addresses.
-    """
+    reader, and one cluster under two addresses."""
     plans = list(plans)
     links = {
         QueryLink(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
@@ -230,7 +225,8 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
         for down in plans
         if down.uid != up.uid
         for uid, source in down.sources.items()
-        if isinstance(source, KafkaSource) and _same_cluster(sink.servers, source.servers) and _reads(source, uid, sink)
+        if isinstance(source, KafkaSource) and _addresses(sink.servers) & _addresses(source.servers)
+        if _reads(source, uid, sink)
     }
     return tuple(sorted(links))
 
@@ -263,10 +259,6 @@ def find_circle(queries: Sequence[str], linked: Iterable[QueryLink]) -> list[str
         if inside == remaining:
             return sorted(remaining)
         remaining = inside
-
-
-def _same_cluster(sink: str, source: str) -> bool:
-    return bool(_addresses(sink) & _addresses(source))
 
 
 def _addresses(servers: str) -> set[str]:

@@ -63,7 +63,6 @@ class Observer:
             storage,
             keep=checkpoints.num_retained + LOOK_BACK,
             progress=self._progress,
-            sizes=state_sizes,
             recorded=lambda record: events.emit("checkpoint", **(record.summary() | record.extent())),
         )
 
@@ -118,9 +117,8 @@ class Observer:
     def _mode_of(self, notes: EpochNotes) -> str:
         if self._mode != "exactly_once":
             return self._mode
-        return (
-            "unaligned" if notes.logged and any(committable.logged for committable in notes.committables) else "aligned"
-        )
+        logged = notes.logged and any(committable.logged for committable in notes.committables)
+        return "unaligned" if logged else "aligned"
 
 
 def state_sizes(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
@@ -180,21 +178,19 @@ Measure = Callable[[], Alignment | None]
 class Recorder:
     """Writes one query's records, keeping the newest `keep`.
 
-    `progress` gives Spark's report of an epoch: None while it is not there, empty if it will not come. `sizes` reads
-    the state's sizes from it. `recorded` is called with each record once it is as complete as it gets, also where it
-    could not be written."""
+    `progress` gives Spark's report of an epoch: None while it is not there, empty if it will not come. `recorded` is
+    called with each record once it is as complete as it gets, also where it could not be written."""
 
     def __init__(
         self,
         storage: Storage,
         *,
         keep: int = 1 + LOOK_BACK,
-        progress: Callable[[int], Progress | None] | None = None,
-        sizes: Callable[[Progress], tuple[OperatorState, ...]] | None = None,
-        recorded: Callable[[CheckpointRecord], None] | None = None,
+        progress: Callable[[int], Progress | None] = lambda epoch: {},
+        recorded: Callable[[CheckpointRecord], None] = lambda record: None,
     ) -> None:
         self._storage, self._keep = storage, max(1, keep)
-        self._progress, self._sizes, self._recorded = progress, sizes, recorded
+        self._progress, self._recorded = progress, recorded
         self._queue: deque[tuple[CheckpointRecord, Measure | None]] = deque()
         self._there = threading.Condition()
         self._closing = False
@@ -240,41 +236,32 @@ class Recorder:
                 record, measure = self._queue.popleft()
             record = replace(record, alignment=self._measured(record, measure), state=self._state(record))
             self._write(record)
-            if self._recorded is not None:
-                try:
-                    self._recorded(record)
-                except Exception as error:
-                    self._complain("recorded", f"a listener for checkpoint records failed: {error!r}")
+            try:
+                self._recorded(record)
+            except Exception as error:
+                self._complain("recorded", f"a listener for checkpoint records failed: {error!r}")
 
     def _measured(self, record: CheckpointRecord, measure: Measure | None) -> Alignment | None:
-        if measure is None:
-            return record.alignment
         try:
-            return measure()
+            return record.alignment if measure is None else measure()
         except Exception as error:
             self._complain("measure", f"the alignment of epochs could not be measured: {error!r}")
             return None
 
     def _state(self, record: CheckpointRecord) -> tuple[OperatorState, ...] | None:
-        if self._progress is None or self._sizes is None or record.outcome != COMPLETE:
+        if record.outcome != COMPLETE:
             return record.state
         patience = Deadline(_REPORT_SECONDS)
         try:
-            while True:
-                report = self._progress(record.epoch)
-                if report is not None:
-                    return self._sizes(report) if report else record.state
-                if self._closing or patience.passed():
-                    return record.state
-                self._pause()
+            while (report := self._progress(record.epoch)) is None:
+                with self._there:
+                    if self._closing or patience.passed():
+                        return record.state
+                    self._there.wait(_POLL_SECONDS)
+            return state_sizes(report) if report else record.state
         except Exception as error:
             self._complain("state", f"the sizes of state could not be read: {error!r}")
             return record.state
-
-    def _pause(self) -> None:
-        with self._there:
-            if not self._closing:
-                self._there.wait(_POLL_SECONDS)
 
     def _write(self, record: CheckpointRecord) -> None:
         try:

@@ -29,7 +29,6 @@ from penstock.engine.task import (
     Route,
     Writing,
     answer_of,
-    parse,
     report,
     row_bytes_of,
     run_writer,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.contracts.sink import SinkScope, TwoPhaseSink
 
 
+Assign = Callable[[], Assignment]
 Answer = Mapping[str, Any]
 """What one task reported, see `task`."""
 
@@ -57,9 +57,7 @@ SMALL = 4 << 20  # bytes of a full batch; rows may then grow a hundredfold withi
 class Jobs(Protocol):
     """Of one start of one query."""
 
-    def run(
-        self, frame: DataFrame, sink: TwoPhaseSink, assign: Callable[[], Assignment], rule: int | None
-    ) -> list[Answer]:
+    def run(self, frame: DataFrame, sink: TwoPhaseSink, assign: Assign, rule: int | None) -> list[Answer]:
         """Run the tasks that write `frame` into `sink`, once, and give what each reported. `assign` is called when all
         else is ready. `rule` is the one by which the rows are to be summed; None: the one that they call for."""
 
@@ -84,7 +82,7 @@ class RowSizes:
     def bound_batches(self, conf: Any, uid: str) -> Iterator[None]:
         """While this lasts, `conf` of the session that runs the plan has the bound that output `uid` needs."""
         usual = conf.get(_BYTES)
-        if not self._largest.get(uid) or not self._lifts(uid, usual, lambda: int(conf.get(_ROWS))):
+        if not self._lifts(uid, usual, lambda: int(conf.get(_ROWS))):
             yield
             return
         conf.set(_BYTES, _UNBOUNDED)
@@ -102,16 +100,14 @@ class RowSizes:
             settings = conf()
             self._bounds = settings.get(_BYTES), int(settings.get(_ROWS))
         usual, most = self._bounds
-        lifted = bool(self._largest.get(uid)) and self._lifts(uid, usual, lambda: most)
+        lifted = self._lifts(uid, usual, lambda: most)
         if lifted != self._lifted:
             conf().set(_BYTES, _UNBOUNDED if lifted else usual)
             self._lifted = lifted
 
     def _lifts(self, uid: str, usual: str, most: Callable[[], int]) -> bool:
-        if usual not in _USUAL:
-            return False
-        rows = most()
-        return rows > 0 and self._largest[uid] * rows <= SMALL
+        largest = self._largest.get(uid, 0.0)
+        return largest > 0 and usual in _USUAL and 0 < largest * most() <= SMALL
 
 
 class EachEpoch:
@@ -120,9 +116,7 @@ class EachEpoch:
     def __init__(self) -> None:
         self._sizes = RowSizes()
 
-    def run(
-        self, frame: DataFrame, sink: TwoPhaseSink, assign: Callable[[], Assignment], rule: int | None
-    ) -> list[Answer]:
+    def run(self, frame: DataFrame, sink: TwoPhaseSink, assign: Assign, rule: int | None) -> list[Answer]:
         shaped = sink.shape(frame)
         rule = rule_for(shaped) if rule is None else rule
         rows, names = with_plain_names(with_hashes(shaped, rule))
@@ -130,7 +124,7 @@ class EachEpoch:
         uid = assignment.scope.uid
         with self._sizes.bound_batches(rows.sparkSession.conf, uid):
             reports = rows.mapInArrow(writer_task(sink, assignment, rule=rule, names=names), RESULT_SCHEMA).collect()
-        answers: list[Answer] = [parse(row[0]) for row in reports]
+        answers: list[Answer] = [json.loads(row[0]) for row in reports]
         self._sizes.learn(uid, map(row_bytes_of, answers))
         return answers
 
@@ -228,9 +222,7 @@ class Planned:
         self._sizes = RowSizes()
         self._few, self._holds_rdd = True, True  # writers in the epoch before; what Spark hands over
 
-    def run(
-        self, frame: DataFrame, sink: TwoPhaseSink, assign: Callable[[], Assignment], rule: int | None
-    ) -> list[Answer]:
+    def run(self, frame: DataFrame, sink: TwoPhaseSink, assign: Assign, rule: int | None) -> list[Answer]:
         if rule is not None and rule != self._rule:
             raise _not_this_attempt(f"its rows are summed by rule {self._rule}, and the decision's were by {rule}")
         assignment = assign()

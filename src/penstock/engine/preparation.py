@@ -14,7 +14,7 @@ from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Watchdog
-from penstock.engine.task import Assignment, Route, Writing, attempt_of, committable, stage_of
+from penstock.engine.task import Assignment, Route, Writing, attempt_of, committable
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
 from penstock.spark.executors import fault_in
@@ -187,7 +187,7 @@ def left_strays(answers: Sequence[Answer], spark: SparkContext) -> bool:
     speculates, one_executor = _races(spark)
     if speculates or one_executor:
         return speculates
-    return ran_again(spark.statusTracker(), {stage_of(answer) for answer in answers}, Deadline(_PATIENCE))
+    return ran_again(spark.statusTracker(), {int(answer["stage"]) for answer in answers}, Deadline(_PATIENCE))
 
 
 @lru_cache(maxsize=1)

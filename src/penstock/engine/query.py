@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import FIRST, INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
@@ -67,20 +67,19 @@ class QueryRunner:
     ) -> None:
         self._job, self.plan, self._spark = job, plan, spark
         self._checkpoints, self._events, self._ended = checkpoints, events, ended
-        self._before_start = before_start
-        self._history = history
+        self._before_start, self._history = before_start, history
         self._until: int | None = None  # the last epoch of this start, if one is set
         self._draining = False  # this start closes all windows
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._cancelled = False
         self._query: StreamingQuery | None = None
-        self._run_id: str | None = None  # Spark's name for the jobs of the last start
+        self.run_id: str | None = None  # Spark's name for the jobs of the last start
         self._coordinator: Coordinator | None = None  # of the last start
         self._generation = 0  # of the last start in this process
         self._token = secrets.token_hex(8)  # names this process in the generations of all its starts
         self._resume: Resume | None = None  # the result of this start's recovery
-        self._alive = False
+        self.alive = False  # whether a start is under way
         self.error: BaseException | None = None
         self.failed_at = 0.0
         self.done = False  # ended by itself, with nothing left to do
@@ -96,20 +95,10 @@ class QueryRunner:
         return f"{self.folder}/{self._history}"
 
     @property
-    def run_id(self) -> str | None:
-        """Spark's name for the jobs of the last start that came so far."""
-        return self._run_id
-
-    @property
-    def alive(self) -> bool:
-        """Whether a start is under way."""
-        return self._alive
-
-    @property
     def at_rest(self) -> bool:
         """Whether the last start, if any, ended between two epochs. Otherwise something may be open."""
         failed = self._coordinator is not None and self._coordinator.failure is not None
-        return not self._alive and self.error is None and not failed
+        return not self.alive and self.error is None and not failed
 
     @property
     def generation(self) -> int:
@@ -133,7 +122,7 @@ class QueryRunner:
         self._resume = self._until = None
         self._stopping.clear()
         self._wake.clear()
-        self._alive = True
+        self.alive = True
         threading.Thread(target=self._run, name=f"penstock-query-{self.plan.uid}", daemon=True).start()
 
     def stop(self) -> None:
@@ -248,22 +237,21 @@ class QueryRunner:
 
     def _running(self, patience: Deadline) -> Coordinator:
         """The coordinator, once its query runs and has a complete epoch."""
-        while not patience.passed() and self._alive and not self._stopping.is_set():
+        while not patience.passed() and self.alive and not self._stopping.is_set():
             coordinator = self._coordinator
             if coordinator is not None and self._query is not None and self._completed_epoch() >= 0:
                 return coordinator
             time.sleep(_POLL_SECONDS)
-        raise not_held(self.plan.uid, "it does not run" if not self._alive else "it has no complete epoch yet")
+        raise not_held(self.plan.uid, "it does not run" if not self.alive else "it has no complete epoch yet")
 
     def _completed_epoch(self) -> int:
-        progress = self.progress
-        return -1 if progress is None else progress.completed
+        return -1 if (progress := self.progress) is None else progress.completed
 
     def finish_cancelled(self, patience: float) -> None:
         """After a cancel: leave nothing open. Another run, of a generation of its own, starts no query: it carries out
         what is decided and aborts the rest, also what a hanging epoch or a cancelled task might still open or decide.
         Raises where it cannot."""
-        wait_for_tasks(self._spark, self._run_id, Deadline(patience))
+        wait_for_tasks(self._spark, self.run_id, Deadline(patience))
         self._recover_alone()
 
     def _recover_alone(self) -> None:
@@ -281,7 +269,7 @@ class QueryRunner:
         except BaseException as error:
             self.error, self.failed_at = error, time.monotonic()
         finally:
-            self._alive = False
+            self.alive = False
             self._ended()
 
     def _run_once(self) -> None:
@@ -289,33 +277,15 @@ class QueryRunner:
         plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
         storage = storage_at(self.checkpoint, self._spark)
         inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
-        observer = Observer(
-            plan.uid,
-            plan.positions,
-            self._spark,
-            storage_at(self.folder, self._spark),
-            self._checkpoints,
-            self._events,
-            lambda: self._query,
-        )
-        self._coordinator = coordinator = coordinator_for(
-            self._job,
-            plan,
-            self.folder,
-            self._history,
-            self._spark,
-            self._checkpoints,
-            self._events,
-            on_complete=self._on_complete,
-            inputs=inputs,
-            observer=observer,
-            previous=self._generation,
-            run=self._token,
-        )
+        common = (self._spark, storage_at(self.folder, self._spark), self._checkpoints, self._events)
+        observer = Observer(plan.uid, plan.positions, *common, lambda: self._query)
+        self._coordinator = coordinator = self._new_coordinator(plan, inputs, observer)
         try:
             require_same_backend(self._spark, self.checkpoint, plan.uid)
             resume = coordinator.recover()
-            self._on_recovered(resume)
+            for look in self._before_start:
+                look()
+            self._resume = resume
             if not self._checkpoints.logged:
                 coordinator.drain(self._stopping.is_set)  # first deliver what an earlier run left in the in-flight log
             if self._draining:
@@ -342,14 +312,9 @@ class QueryRunner:
         interval = self._checkpoints.interval_seconds
         replay = None if self._resume is None else self._resume.replay
         query = streaming.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
-        self._query = query
-        self._run_id = str(query.runId)
-        alive = Liveness(
-            self.plan.uid,
-            lambda: callback_server(self._spark),
-            lambda: self._spark_log().next_epoch(),
-            self._checkpoints.timeout_seconds,
-        )
+        self._query, self.run_id = query, str(query.runId)
+        timeout, written = self._checkpoints.timeout_seconds, lambda: self._spark_log().next_epoch()
+        alive = Liveness(self.plan.uid, lambda: callback_server(self._spark), written, timeout)
         fault: PenstockError | None = None
         while query.isActive and not self._wake.is_set() and coordinator.failure is None and fault is None:
             self._wake.wait(_POLL_SECONDS)
@@ -387,11 +352,6 @@ class QueryRunner:
         if query.isActive:
             liveness.stop(query, self.plan.uid)
 
-    def _on_recovered(self, resume: Resume) -> None:
-        for look in self._before_start:
-            look()
-        self._resume = resume
-
     def _spark_log(self) -> SparkLog:
         return spark_log_at(self.checkpoint, self._spark, known=version_of(self._spark).log_known)
 
@@ -418,62 +378,50 @@ class QueryRunner:
         barrier = None if pending else log.barrier(epoch - 1)
         return barrier is not None and self.plan.finished_at(barrier)
 
+    def _new_coordinator(self, plan: QueryPlan, inputs: Inputs, observer: Observer) -> Coordinator:
+        """The coordinator of one start, not yet recovered."""
+        session = plan.frame.sparkSession  # the one that starts the query, and so knows it
+        running = RunningQuery(session, lambda: current_execution(session))
+        ledger = self._ledger_at(f"{self.folder}/{LEDGER}")
+        return Coordinator(
+            job=self._job,
+            query=plan.uid,
+            sinks=plan.sinks,
+            sources=list(plan.sources),
+            ledger=ledger,
+            log=self._spark_log(),
+            events=self._events,
+            body=plan.body,
+            executed_plan=running.executed_plan,
+            running=running,
+            checkpoints=self._checkpoints,
+            inflight=self._inflight(ledger),
+            on_complete=self._on_complete,
+            inputs=inputs,
+            observer=observer,
+            previous=self._generation,
+            run=self._token,
+        )
 
-def coordinator_for(
-    job: str,
-    plan: QueryPlan,
-    folder: str,
-    history: str,
-    spark: SparkSession,
-    checkpoints: Checkpoints,
-    events: Events,
-    **more: Any,
-) -> Coordinator:
-    """The coordinator of one start, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
-    session = plan.frame.sparkSession  # the one that starts the query, and so knows it
-    running = RunningQuery(session, lambda: current_execution(session))
-    retained = max(checkpoints.retained, checkpoints.num_retained)
-    ledger = ledger_at(f"{folder}/{LEDGER}", spark, retained=retained, trusted=checkpoints.trusted_schemes)
-    return Coordinator(
-        job=job,
-        query=plan.uid,
-        sinks=plan.sinks,
-        sources=list(plan.sources),
-        ledger=ledger,
-        log=spark_log_at(f"{folder}/{history}", spark, known=version_of(spark).log_known),
-        events=events,
-        body=plan.body,
-        executed_plan=running.executed_plan,
-        running=running,
-        checkpoints=checkpoints,
-        inflight=_inflight(job, plan, folder, spark, checkpoints, events, ledger, retained),
-        **more,
-    )
+    def _inflight(self, ledger: Ledger) -> InFlight | None:
+        """None where no epoch needs the log and no earlier run left one."""
+        location = f"{self.folder}/{INFLIGHT}"
+        storage = storage_at(location, self._spark)
+        if not self._checkpoints.logged and not storage.list(""):
+            return None
+        return InFlight(
+            job=self._job,
+            query=self.plan.uid,
+            sinks=self.plan.sinks,
+            location=location,
+            storage=storage,
+            ledger=ledger,
+            ledger_of=self._ledger_at,
+            events=self._events,
+            checkpoints=self._checkpoints,
+        )
 
-
-def _inflight(
-    job: str,
-    plan: QueryPlan,
-    folder: str,
-    spark: SparkSession,
-    checkpoints: Checkpoints,
-    events: Events,
-    ledger: Ledger,
-    retained: int,
-) -> InFlight | None:
-    """None where no epoch needs the log and no earlier run left one."""
-    location = f"{folder}/{INFLIGHT}"
-    storage = storage_at(location, spark)
-    if not checkpoints.logged and not storage.list(""):
-        return None
-    return InFlight(
-        job=job,
-        query=plan.uid,
-        sinks=plan.sinks,
-        location=location,
-        storage=storage,
-        ledger=ledger,
-        ledger_of=lambda where: ledger_at(where, spark, retained=retained, trusted=checkpoints.trusted_schemes),
-        events=events,
-        checkpoints=checkpoints,
-    )
+    def _ledger_at(self, location: str) -> Ledger:
+        limits = self._checkpoints
+        retained = max(limits.retained, limits.num_retained)
+        return ledger_at(location, self._spark, retained=retained, trusted=limits.trusted_schemes)

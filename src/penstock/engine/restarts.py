@@ -73,9 +73,8 @@ def classify(error: BaseException) -> ErrorClass:
     verdicts = [verdict for verdict in map(_classify_one, error_chain(error)) if verdict is not None]
     if ErrorClass.FATAL in verdicts:
         return ErrorClass.FATAL
-    return (
-        verdicts[0] if verdicts else ErrorClass.RETRY
-    )  # a wrapper without a cause: all it says is that an epoch failed
+    # A wrapper without a cause says only that an epoch failed.
+    return verdicts[0] if verdicts else ErrorClass.RETRY
 
 
 def jvm_gone(error: BaseException) -> bool:
@@ -121,8 +120,7 @@ def _of_spark(error: BaseException) -> ErrorClass:
     if _jvm_gone(error) or _out_of_memory(error):
         return ErrorClass.RETRY
     text = _text(error)
-    raised = _raised_in_python(text)
-    if raised is not None:
+    if (raised := _raised_in_python(text)) is not None:
         return _of_python(raised)
     if _REFUSED.search(text) or _STATE.search(text):
         return ErrorClass.FATAL
@@ -145,9 +143,8 @@ def _jvm_gone(error: BaseException) -> bool:
 
 def _out_of_memory(error: BaseException) -> bool:
     """In this process or its JVM. A Python worker without memory does not count: Spark replaces it."""
-    if isinstance(error, MemoryError):
-        return True
-    return _is_sparks(error) and _TRACEBACK not in (text := _text(error)) and bool(_MEMORY.search(text))
+    in_jvm = _is_sparks(error) and _TRACEBACK not in (text := _text(error)) and bool(_MEMORY.search(text))
+    return in_jvm or isinstance(error, MemoryError)
 
 
 def _raised_in_python(text: str) -> type[BaseException] | None:
@@ -214,8 +211,7 @@ class Restarts:
         """Seconds to wait before the next start in this process, None to give up.
 
         A fatal error is never retried, and neither is one that only a new process can cure: a lost JVM and, under a
-        supervisor, exhausted memory. Where the strategy gives up, `has_given_up` is true of the error afterwards.
-        """
+        supervisor, exhausted memory. Where the strategy gives up, `has_given_up` is true of the error afterwards."""
         if classify(error) is ErrorClass.FATAL or jvm_gone(error) or (self.supervised and out_of_memory(error)):
             return None
         wait = self.after_failure()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.config import Retention
 from penstock.contracts.plan import QueryPlan, reading
@@ -74,11 +74,9 @@ class JobRun:
 
     def run(self) -> None:
         """Until every query is done, an end is asked for, or the job fails for good: raises what made it fail."""
-        steering = self.steering
+        asked, wake = lambda: self.steering.request is not EndRequest.NONE, self.steering.wake
         with retain_batches(self.spark, self.checkpoints.num_retained):
-            if self.readiness.wait(
-                self.events, self.restarts, lambda: steering.request is not EndRequest.NONE, steering.wake
-            ):
+            if self.readiness.wait(self.events, self.restarts, asked, wake):
                 self._run_queries()
 
     def _run_queries(self) -> None:
@@ -144,22 +142,13 @@ class Readiness:
                     self.look()
                 return True
             except PenstockError as error:
-                wait = restarts.delay(error)
-                if wait is None:
+                if (wait := restarts.delay(error)) is None:
                     raise
                 log.warning("job %s cannot start yet and retries in %.1f s: %s", self._job, wait, error)
                 verdict = str(classify(error).value)
                 events.emit("restarting", query=None, seconds=wait, verdict=verdict, error=str(error))
                 wake.wait(wait)
         return False
-
-
-class Watcher(Protocol):
-    """Looks at the queries while they run, in the job's own thread. Raises nothing."""
-
-    def began(self) -> None: ...
-    def look(self) -> None: ...
-    def ended(self) -> None: ...
 
 
 class QueryGroup:
@@ -174,7 +163,7 @@ class QueryGroup:
         wake: threading.Event,
         asked: Callable[[], EndRequest],
         before_round: Callable[[], None] = lambda: None,
-        watcher: Watcher | None = None,
+        watcher: GlobalCheckpoints | None = None,
     ) -> None:
         self._runners, self._restarts, self._events = runners, restarts, events
         self._wake, self._asked = wake, asked
@@ -245,8 +234,7 @@ class QueryGroup:
     def _pause(self, error: BaseException) -> bool:
         """Wait as the restart strategy says; False where it gives up."""
         failed = next((runner.plan.uid for runner in self._runners if runner.error is error), None)
-        seconds = self._restarts.delay(error)
-        if seconds is None:
+        if (seconds := self._restarts.delay(error)) is None:
             return False
         log.warning("query %s failed and the job restarts in %.1f s: %s", failed, seconds, error)
         verdict = str(classify(error).value)
@@ -279,8 +267,8 @@ class QueryGroup:
     def _report_stopped(self, runner: QueryRunner) -> None:
         if runner.plan.uid not in self._reported:
             self._reported.add(runner.plan.uid)
-            text = str(runner.error) if runner.error is not None else None
-            self._events.emit("stopped", query=runner.plan.uid, error=text)
+            error = None if runner.error is None else str(runner.error)
+            self._events.emit("stopped", query=runner.plan.uid, error=error)
 
 
 def failure_of(runners: Sequence[QueryRunner]) -> BaseException | None:

@@ -73,11 +73,7 @@ class Steering:
         self._ended: str | None = "not started yet"
 
     def begin(
-        self,
-        runners: Sequence[QueryRunner],
-        spark: SparkSession,
-        events: Events,
-        globals_: GlobalCheckpoints | None = None,
+        self, runners: Sequence[QueryRunner], spark: SparkSession, events: Events, globals_: GlobalCheckpoints
     ) -> None:
         """The queries that commands are about from now on."""
         self._runners = sorted(runners, key=lambda runner: runner.plan.uid)
@@ -137,10 +133,10 @@ class Steering:
         if not self._runners:
             raise self._refusal()
         before = {runner.plan.uid: _completed(runner) for runner in self._runners}
-        known = self._globals.newest if self._globals is not None else 0
+        known = self._globals.newest
         for runner in self._runners:
             self._wait_for_epoch(runner, before[runner.plan.uid])
-        if self._globals is None or not self._globals.wanted:
+        if not self._globals.wanted:
             return max(_completed(runner) for runner in self._runners)
         patience = Deadline(self._checkpoints.timeout_seconds)
         idle = all(_completed(runner) == before[runner.plan.uid] for runner in self._runners)
@@ -182,8 +178,7 @@ class Steering:
                 drained.append(runner.plan.uid)
             held_queries = [runner.at_end() for runner in self._runners]
             taker = self._taker(lambda: nullcontext(held_queries))
-            taken = taker.take(where, kind, drained=True, progress=progress)
-            final.set_result(self._announce(taken))
+            final.set_result(self._announce(taker.take(where, kind, drained=True, progress=progress)))
         except BaseException as failed:
             final.set_exception(_half_drained(self.name, drained, failed) if drained else failed)
             if not isinstance(failed, PenstockError):
@@ -264,8 +259,7 @@ class Steering:
 
 
 def _completed(runner: QueryRunner) -> int:
-    progress = runner.progress
-    return -1 if progress is None else progress.completed
+    return -1 if (progress := runner.progress) is None else progress.completed
 
 
 def _half_drained(job: str, drained: Sequence[str], failed: BaseException) -> SavepointError:

@@ -57,24 +57,22 @@ class SideWriter:
         self._thread = threading.Thread(target=self._run, name="penstock-side-writer", daemon=True)
         self._thread.start()
 
-    def offer(self, batch: pa.RecordBatch) -> None:
-        """Hand over rows, unless the sink was given up."""
-        self._put(batch)
-
     def finish(self) -> Mapping[str, Any] | None:
         """What the sink prepared; None if it was given up. Raises what no later delivery could cure."""
-        self._put(None)
+        self.offer(None)
         if not self._given_up.is_set() and not self._ended.wait(max(0.0, self._deadline - time.monotonic())):
             self.give_up()
-        if self._error is not None and not _curable(self._error):
-            raise self._error
+        error = self._error
+        if error is not None and not (isinstance(error, PenstockError) and error.retryable):
+            raise error
         return None if self._given_up.is_set() else self._payload
 
     def give_up(self) -> None:
         """Go on without the sink; its thread aborts when it comes back to life."""
         self._given_up.set()
 
-    def _put(self, batch: pa.RecordBatch | None) -> None:
+    def offer(self, batch: pa.RecordBatch | None) -> None:
+        """Hand over rows, or None after the last, unless the sink was given up."""
         while not self._given_up.is_set() and not self._ended.is_set():
             with contextlib.suppress(queue.Full):
                 # Room is taken at once even when time is up: only a sink that makes others wait is given up.
@@ -107,11 +105,6 @@ class SideWriter:
             with contextlib.suppress(queue.Empty):
                 return self._batches.get(timeout=0.1)
         return None
-
-
-def _curable(error: BaseException) -> bool:
-    """Whether the drainer may succeed later where this writer failed now."""
-    return isinstance(error, PenstockError) and error.retryable
 
 
 class Route(Enum):
@@ -202,10 +195,8 @@ def open_channel(sink: TwoPhaseSink, scope: WriterScope, writing: Writing, schem
 
 def _log_name(scope: WriterScope) -> str:
     """Unique over all runs and attempts; the epoch and the generation are read from it when leftovers are removed."""
-    return (
-        f"{scope.epoch:010d}.g{scope.sink.generation:08d}"
-        f".a{scope.attempt}.p{scope.partition}.t{scope.task_attempt}.arrow"
-    )
+    tried = f"a{scope.attempt}.p{scope.partition}.t{scope.task_attempt}"
+    return f"{scope.epoch:010d}.g{scope.sink.generation:08d}.{tried}.arrow"
 
 
 RESULT_SCHEMA = "result string"
@@ -320,12 +311,6 @@ def _abort(channel: Channel | None) -> None:
             channel.abort()
 
 
-def parse(line: str) -> dict[str, Any]:
-    """What one task reported."""
-    report: dict[str, Any] = json.loads(line)
-    return report
-
-
 def committable(sink: str, answer: Mapping[str, Any]) -> Committable:
     """What one task reported; an error that it reported is raised."""
     if "error" in answer:
@@ -343,8 +328,3 @@ def attempt_of(answer: Mapping[str, Any]) -> int:
     """Which attempt of its task reported; above 0, earlier ones failed and may have left something open. Spark counts
     anew when it runs a stage again."""
     return int(answer["attempt"])
-
-
-def stage_of(answer: Mapping[str, Any]) -> int:
-    """In which stage the task ran."""
-    return int(answer["stage"])

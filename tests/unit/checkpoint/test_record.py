@@ -21,7 +21,7 @@ from penstock.checkpoint.record import (
     shares_of,
     tidy,
 )
-from penstock.engine.observer import Recorder, state_sizes
+from penstock.engine.observer import Recorder
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
 from penstock.storage.local import LocalStorage
 from tests.support.memory_storage import MemoryStorage
@@ -240,7 +240,7 @@ def test_a_record_is_completed_before_it_is_written(tmp_path: Path) -> None:
             asked.set()
         return found
 
-    recorder = Recorder(storage, progress=progress, sizes=state_sizes, recorded=hear)
+    recorder = Recorder(storage, progress=progress, recorded=hear)
     recorder.add(replace(RECORD, state=None, alignment=None), lambda: RECORD.alignment)
     assert asked.wait(30)  # it waits for the report …
     assert records(storage) == []
@@ -256,7 +256,7 @@ def test_a_record_is_completed_before_it_is_written(tmp_path: Path) -> None:
 
 def test_closing_writes_what_waits_without_waiting_for_reports() -> None:
     storage = MemoryStorage()
-    recorder = Recorder(storage, progress=lambda epoch: None, sizes=state_sizes)
+    recorder = Recorder(storage, progress=lambda epoch: None)
     for number in range(3):
         recorder.add(replace(RECORD, epoch=number, state=None))
     recorder.close()
@@ -272,7 +272,7 @@ def test_a_report_that_will_not_come_is_not_waited_for() -> None:
         asked.append(epoch)
         return {}
 
-    recorder = Recorder(storage, progress=progress, sizes=state_sizes, recorded=lambda record: told.set())
+    recorder = Recorder(storage, progress=progress, recorded=lambda record: told.set())
     recorder.add(replace(RECORD, state=None))
     assert told.wait(30)
     recorder.close()
@@ -283,7 +283,7 @@ def test_a_report_that_will_not_come_is_not_waited_for() -> None:
 def test_a_failed_attempt_has_no_report() -> None:
     storage = MemoryStorage()
     asked: list[int] = []
-    recorder = Recorder(storage, progress=asked.append, sizes=state_sizes)
+    recorder = Recorder(storage, progress=asked.append)
     recorder.add(FAILED)
     recorder.close()
     assert records(storage) == [FAILED]
@@ -327,7 +327,7 @@ def test_trouble_is_said_once_and_disturbs_nothing(caplog: pytest.LogCaptureFixt
         heard.append(record.epoch)
         raise ValueError("not again")
 
-    recorder = Recorder(Full(), progress=broken, sizes=state_sizes, recorded=deaf)
+    recorder = Recorder(Full(), progress=broken, recorded=deaf)
     with caplog.at_level(logging.WARNING, "penstock"):
         for number in range(5):
             recorder.add(replace(RECORD, epoch=number), broken)

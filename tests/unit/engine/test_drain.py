@@ -348,7 +348,7 @@ def test_of_several_queries_none_closes_a_window_before_all_can_and_the_error_na
     told: list[str] = []
     runners = [Played(uid, told, fails.get(uid, "")) for uid in ("a", "b")]
     steering = Steering("job", Checkpoints())
-    steering.begin(cast("Any", runners), cast("Any", None), Events())
+    steering.begin(cast("Any", runners), cast("Any", None), Events(), cast("Any", None))
     final: Future[str] = Future()
     steering._final = ("/savepoints", Kind.NATIVE, final, lambda _: None)
     steering.end(None)

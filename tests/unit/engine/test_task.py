@@ -15,7 +15,7 @@ from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, 
 from penstock.deadline import Deadline
 from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.preparation import left_strays, ran_again
-from penstock.engine.task import Route, Writing, _write, attempt_of, committable, parse
+from penstock.engine.task import Route, Writing, _write, attempt_of, committable
 from penstock.errors import SystemUnavailable, ValueTooLarge
 from penstock.spark.executors import TaskFault, fault_in
 
@@ -104,7 +104,7 @@ def test_a_writer_that_only_proves_writes_nothing() -> None:
 def test_what_no_retry_can_cure_is_reported(where: str) -> None:
     error = ValueTooLarge("A row of 5 bytes.", safe="nothing of it is visible.", to_do="smaller rows.")
     sink = Recorder(**{where: error})
-    answer = parse(json.dumps(run(sink, [1])))
+    answer = json.loads(json.dumps(run(sink, [1])))
     assert sink.steps[-1] == ("abort" if where != "open" else "open")
     with pytest.raises(ValueTooLarge) as raised:
         committable("out", answer)
@@ -141,7 +141,7 @@ def test_text_without_an_error_of_ours(text: str) -> None:
 
 
 def test_what_a_task_says_becomes_a_committable() -> None:
-    answer = parse(json.dumps({**run(Recorder(), [4, 5]), "attempt": 3}))
+    answer = json.loads(json.dumps({**run(Recorder(), [4, 5]), "attempt": 3}))
     one = committable("out", answer)
     assert (one.id, one.rows, one.checksum, one.payload) == (("out", 2), 2, 9, {"written": 2})
     assert attempt_of(answer) == 3
