@@ -461,7 +461,7 @@ class Settlement:
     def _perform(self, action: Any) -> Any:
         match action:
             case protocol.Register():
-                return self._run.register(self._facts())
+                return self.fence()
             case protocol.Look():
                 return self._look()
             case protocol.WriteClaim(claim):

@@ -32,10 +32,9 @@ class Cluster:
         """Every open transaction whose id begins with `prefix` and has Penstock's form. No ledger is asked."""
         deadline = Deadline(LOOK_SECONDS)
         names = {name: match["name"] for name in self._client.list_open(prefix, deadline) if (match := _ID.match(name))}
-        states = self._client.describe(names, deadline)
         return [
             orphan_of("", _uid(names[name]), leftover(name, described), DecisionState.UNKNOWN)
-            for name, described in states.items()
+            for name, described in self._client.describe(names, deadline).items()
             if described.open
         ]
 

@@ -140,18 +140,13 @@ def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     for endpoint in endpoints:
         for prefix in ("", "/v1") if endpoint.flink else ("",):
             paths.setdefault(prefix + endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+    description = "Flink's paths, and Penstock's own below /penstock/v1. See docs/reference/rest.md."
+    schemes, schemas = {"token": {"type": "http", "scheme": "bearer"}}, {"Errors": _object({"errors": list[str]})}
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "Penstock",
-            "version": version("penstock"),
-            "description": "Flink's paths, and Penstock's own below /penstock/v1. See docs/reference/rest.md.",
-        },
+        "info": {"title": "Penstock", "version": version("penstock"), "description": description},
         "paths": paths,
-        "components": {
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "schemas": {"Errors": _object({"errors": list[str]})},
-        },
+        "components": {"securitySchemes": schemes, "schemas": schemas},
         "security": [{"token": []}],
     }
 

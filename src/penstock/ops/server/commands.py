@@ -37,6 +37,7 @@ from penstock.progress import Progress
 COMMAND_SECONDS = 300.0  # for a command to end, and for one that waits behind another to begin
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
+_LOOKUP = ("query", "operator", "key", "path")
 _NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
 
 
@@ -108,10 +109,9 @@ class Steering:
         return self._start("disposal", request.state.body, work)
 
     def poll_savepoint(self, request: Request) -> Response:
-        if self._lifecycle is None:
-            entry = request.state.run.entry
-            if entry.savepoint is not None and entry.savepoint_request == request.path_params["request"]:
-                return _completed({"location": entry.savepoint})
+        entry = request.state.run.entry
+        if self._lifecycle is None and entry.savepoint and entry.savepoint_request == request.path_params["request"]:
+            return _completed({"location": entry.savepoint})
         return self.poll("savepoint", request)
 
     def _running(self, request: Request) -> Lifecycle:
@@ -184,8 +184,7 @@ def steering_endpoints(steering: Steering) -> list[Endpoint]:
 def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
     commands, transactions = Commands(machine), f"{RUN}/transactions"
     start = {"program": str, "from": str, "claim": bool, "fork": str, "suffix": str}
-    lookup = {"query": str, "operator": str, "key": str, "path": str}
-    settle: dict[str, Any] = {"ids": list[str], "as": str}
+    lookup, settle = dict.fromkeys(_LOOKUP, str), {"ids": list[str], "as": str}
     return [
         Endpoint(
             "POST", f"{ROOT}/runs", commands.start, "Start a program that the registry knows", secret=True, status=201,
@@ -255,8 +254,7 @@ class Commands:
 
 
 def _lookup(run: Run, body: Mapping[str, Any]) -> Any:
-    names = ("query", "operator", "key", "path")
-    fields = {name: value for name in names if body.get(name) != "" and (value := text(body, name))}
+    fields = {name: value for name in _LOOKUP if body.get(name) != "" and (value := text(body, name))}
     path = fields.pop("path", None) or (str(run.folder) if run.folder is not None else "")
     if not path:
         raise HTTPException(404, "The job's folder is not on this machine; name a path")
@@ -274,18 +272,13 @@ def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
     if verb == "resolve" and outcome not in ("committed", "lost"):
         raise HTTPException(400, "as is neither committed nor lost")
     if run.live:
-        raise ControlError(
-            f"Job {run.entry.name!r} runs, and ends its own transactions.",
-            safe="nothing was touched.",
-            to_do="stop it first, if they must be ended by hand.",
-        )
+        happened = f"Job {run.entry.name!r} runs, and ends its own transactions."
+        raise ControlError(happened, safe="nothing was touched.", to_do="stop it first, if they must be ended by hand.")
     script = run.entry.script
     if not script or not Path(script).is_file():
-        raise ControlError(
-            "The job's program is not where the registry says, and only it knows the sinks.",
-            safe="nothing was touched.",
-            to_do="use `penstock transactions` with --job, or with --servers for Kafka.",
-        )
+        happened = "The job's program is not where the registry says, and only it knows the sinks."
+        to_do = "use `penstock transactions` with --job, or with --servers for Kafka."
+        raise ControlError(happened, safe="nothing was touched.", to_do=to_do)
     options = [f"--as={outcome}", "--yes"] if verb == "resolve" else []
     return run_command(["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], _directory(run.entry))
 

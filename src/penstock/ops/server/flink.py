@@ -199,8 +199,7 @@ def checkpoint_details(request: Request) -> dict[str, Any]:
     by_query = {epoch["query"]: _line(epoch, request.state.trusted) for epoch in of_number}
     if not by_query:
         raise HTTPException(404, f"There is no checkpoint {number} in the history of this run")
-    newest = max(by_query.values(), key=lambda line: line["latest_ack_timestamp"])
-    return {**newest, "tasks": by_query}
+    return {**max(by_query.values(), key=lambda line: line["latest_ack_timestamp"]), "tasks": by_query}
 
 
 def subtasks(request: Request) -> dict[str, Any]:

@@ -142,8 +142,7 @@ class OwnPaths:
         self._positions, self._transactions = Remembered(), Remembered(5.0)
 
     def runs(self, request: Request) -> RunList:
-        shown = request.state.trusted
-        return {"runs": [run_facts(run.entry, run.live, shown=shown) for run in self._runs.all()]}
+        return {"runs": [run_facts(run.entry, run.live, shown=request.state.trusted) for run in self._runs.all()]}
 
     def run(self, request: Request) -> Overview:
         run: Run = request.state.run
@@ -242,10 +241,8 @@ async def events(request: Request) -> Response:
         return Response(status_code=204)  # nothing more will come
     if run.view.streams >= MOST_STREAMS:
         raise HTTPException(429, f"{MOST_STREAMS} clients already follow the events of this run")
-    newest, last = (
-        run.view.newest_event,
-        request.headers.get("Last-Event-ID") or request.query_params.get("after") or "",
-    )
+    newest = run.view.newest_event
+    last = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
     after = int(last) if last.isdecimal() and len(last) < 19 else newest
     lines = _event_lines(run, after if after <= newest else 0)  # one beyond is of an earlier process of this run
     return StreamingResponse(lines, media_type=_EVENT_STREAM, headers={"X-Accel-Buffering": "no"})

@@ -100,7 +100,6 @@ class QueryView:
     transactions_open: int = 0
     transactions_in_doubt: int = 0
     inflight: dict[str, tuple[int, int]] = field(default_factory=dict)  # by sink: epochs and bytes
-    newest: dict[str, Any] | None = None  # the record of its newest complete epoch
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_RATE_EPOCHS))
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=_DURATION_EPOCHS))
 
@@ -153,8 +152,7 @@ class QueryView:
                 attempt.prepared, attempt.rows = float(event["time"]), int(event.get("rows") or 0)
                 attempt.writers = self.transactions_open = int(event.get("writers") or 0)
             case "decided":
-                attempt.decided = float(event["time"])
-                self.transactions_in_doubt = attempt.writers
+                attempt.decided, self.transactions_in_doubt = float(event["time"]), attempt.writers
             case "committed" | "logged" if not event.get("recovery"):
                 attempt.committed = float(event["time"])
             case "skipped":
@@ -183,7 +181,6 @@ class QueryView:
         self.rows_total += epoch["rows"]
         self.recent.append((epoch["ended"], epoch["rows"]))
         self.durations.append(epoch["total_ms"])
-        self.newest = epoch
         self.epoch = max(self.epoch if self.epoch is not None else -1, epoch["epoch"])
 
 
@@ -305,8 +302,7 @@ class RunView:
     def _fold(self, event: Event) -> None:
         name, at, uid = str(event.get("event")), ms(event.get("time")), event.get("query")
         if isinstance(uid, str):
-            query = self._queries.setdefault(uid, QueryView(uid))
-            self._end(query.follow(name, event))
+            self._end(self._queries.setdefault(uid, QueryView(uid)).follow(name, event))
         elif name in ("logged", "drained"):
             raise TypeError("an epoch in flight has no query")
         if name == RECORDED:

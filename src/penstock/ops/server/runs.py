@@ -91,14 +91,13 @@ class MachineRuns:
         unknown = [entry for entry in self._stored() if _folder_of(entry) not in folders]
         return [Run(entry, _EMPTY, live=is_live(entry)) for entry in (*known, *unknown)]
 
-    def get(self, id: str) -> Run | None:
-        entry = self.entry(id)
-        return None if entry is None else self._read(entry)
-
     def entry(self, id: str) -> Entry | None:
         return self.registry.get(id) or next((entry for entry in self._stored() if entry.id == id), None)
 
-    def _read(self, entry: Entry) -> Run:
+    def get(self, id: str) -> Run | None:
+        entry = self.entry(id)
+        if entry is None:
+            return None
         with self._reading:  # a page asks for several things at once, and a long history is read once
             mark = (entry, history.fingerprint(entry.id))
             last = self._past.pop(entry.id, None)
@@ -180,14 +179,13 @@ def _from_records(run: Run) -> list[dict[str, Any]]:
 
 def transactions_at(folder: Path | None) -> dict[str, Any]:
     """Of a past run, by its ledger alone: only its program knows its sinks."""
-    why = "the job's folder is not on this machine"
-    if folder is not None:
-        try:
-            ledgers = JobLedgers.at(str(folder))
-            return report_facts(look(ledgers, {}), ended(ledgers))
-        except PenstockError as error:
-            why = error.happened
-    return unseen_transactions(why)
+    if folder is None:
+        return unseen_transactions("the job's folder is not on this machine")
+    try:
+        ledgers = JobLedgers.at(str(folder))
+        return report_facts(look(ledgers, {}), ended(ledgers))
+    except PenstockError as error:
+        return unseen_transactions(error.happened)
 
 
 def unseen_transactions(why: str) -> dict[str, Any]:

@@ -212,8 +212,7 @@ class _Server:
                 return
             self._end = lambda: loop.call_soon_threadsafe(end.set)
         serve = loop.create_task(server.serve(sockets=[self._listener]))
-        ended = loop.create_task(end.wait())
-        await asyncio.wait((serve, ended), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((serve, loop.create_task(end.wait())), return_when=asyncio.FIRST_COMPLETED)
         with self._lock:
             self._end = None
         await server.end()

@@ -30,13 +30,8 @@ def trace(tracer: Tracer, job: str, run: str, attempt: Attempt) -> None:
     from opentelemetry.context import Context
     from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-    common: dict[str, str | int] = {
-        "penstock.job": job,
-        "penstock.run": run,
-        "penstock.query": attempt.query,
-        "penstock.epoch": attempt.epoch,
-        "penstock.generation": attempt.generation or 0,
-    }
+    common: dict[str, str | int] = {"penstock.job": job, "penstock.run": run, "penstock.query": attempt.query}
+    common |= {"penstock.epoch": attempt.epoch, "penstock.generation": attempt.generation or 0}
     more: dict[str, str | int] = {"penstock.rows": attempt.rows, "penstock.writers": attempt.writers}
     if attempt.mode is not None:
         more["penstock.mode"] = attempt.mode

@@ -38,8 +38,8 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     from penstock.ops.server.connections import Server, uvicorn_config
 
     listener, access = open_listener(rest), Access(token)
-    app = ui_application(access, storages, names_of(listener, rest))
-    server = Server(uvicorn_config(app.asgi(), rest, "critical"))
+    app = ui_application(access, storages, names_of(listener, rest)).asgi()
+    server = Server(uvicorn_config(app, rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
     opened(f"{'http' if rest.certificate is None else 'https'}://{place_of(listener, rest)}/#code={access.new_code()}")
     with contextlib.suppress(KeyboardInterrupt):

@@ -133,7 +133,7 @@ class Access:
 
     def _is_known(self, request: Request) -> bool:
         match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
-        token = match["token"] if match is not None else ""
+        token = match["token"] if match else ""
         if hmac.compare_digest(token.encode("latin-1"), self._token.encode()):  # the bytes that were sent
             return True
         with self._lock:
