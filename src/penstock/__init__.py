@@ -39,29 +39,16 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "penstock.checkpoint.decision": "Committable Outcome",
-    "penstock.config": "Checkpoints Mode Retention StateBackend",
-    "penstock.config.restart_strategy": "RestartStrategy",
-    "penstock.contracts.guarantees": "Guarantee",
-    "penstock.contracts.sink": "Committer Sink TwoPhaseSink Writer",
-    "penstock.contracts.source": "Source",
-    "penstock.engine.preparation": "Epoch",
-    "penstock.errors": "PenstockError",
-    "penstock.job.dropin": "exactly_once",
-    "penstock.job.job": "CheckpointInfo Job",
-    "penstock.sinks.files": "FileSink",
-    "penstock.sinks.kafka": "KafkaSink",
-    "penstock.sinks.mysql": "MySqlSink",
-    "penstock.sinks.postgres": "PostgresSink",
-    "penstock.sinks.redis": "RedisSink",
-    "penstock.sinks.tables": "DeltaSink IcebergSink",
-    "penstock.sinks.write_ahead": "WriteAheadSink",
-    "penstock.sources.datagen": "DataGenSource",
-    "penstock.sources.files": "FileSource",
-    "penstock.sources.kafka": "KafkaSource",
-    "penstock.sources.socket": "SocketSource",
-}
-_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+    "checkpoint.decision": "Committable Outcome", "config": "Checkpoints Mode Retention StateBackend",
+    "config.restart_strategy": "RestartStrategy", "contracts.guarantees": "Guarantee",
+    "contracts.sink": "Committer Sink TwoPhaseSink Writer", "contracts.source": "Source",
+    "engine.preparation": "Epoch", "errors": "PenstockError", "job.dropin": "exactly_once",
+    "job.job": "CheckpointInfo Job", "sinks.files": "FileSink", "sinks.kafka": "KafkaSink", "sinks.mysql": "MySqlSink",
+    "sinks.postgres": "PostgresSink", "sinks.redis": "RedisSink", "sinks.tables": "DeltaSink IcebergSink",
+    "sinks.write_ahead": "WriteAheadSink", "sources.datagen": "DataGenSource", "sources.files": "FileSource",
+    "sources.kafka": "KafkaSource", "sources.socket": "SocketSource",
+}  # fmt: skip
+_WHERE = {name: f"penstock.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> typing.Any:

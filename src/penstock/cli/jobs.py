@@ -229,14 +229,11 @@ def entries_elsewhere(manager: str, client: Client | None = None) -> list[Entry]
 
 def job_row(entry: Entry) -> dict[str, Any]:
     """Fits a terminal of 80 columns; JSON has everything."""
+    age = duration_text((entry.end or now_ms()) - entry.start)
     return {
-        "id": entry.id[:12],
-        "name": entry.name,
-        "state": entry.state,
-        "for": duration_text((entry.end or now_ms()) - entry.start),
-        "restarts": entry.restarts,
+        "id": entry.id[:12], "name": entry.name, "state": entry.state, "for": age, "restarts": entry.restarts,
         "address": entry.address or "",
-    }
+    }  # fmt: skip
 
 
 def logs(

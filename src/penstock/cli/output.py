@@ -168,19 +168,12 @@ class ProgressDisplay(Display):
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._console, self._printed, self._what = console, time.monotonic(), ""
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[amount]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            get_time=time.monotonic,
-            redirect_stdout=False,  # of a job that runs in this process, they are its own
-            redirect_stderr=False,
-        )
+        columns = (
+            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
+            TextColumn("{task.fields[amount]}", markup=False), TimeElapsedColumn(), TimeRemainingColumn(),
+        )  # fmt: skip
+        own = {"redirect_stdout": False, "redirect_stderr": False}  # of a job that runs in this process
+        self._bar = Progress(*columns, console=console, transient=True, get_time=time.monotonic, **own)
         self._task = self._bar.add_task(plain_text(text), total=None, amount="")
 
     def __enter__(self) -> Self:
@@ -200,10 +193,9 @@ class ProgressDisplay(Display):
         if not self._console.is_terminal and time.monotonic() - self._printed >= LINE_SECONDS:
             self._printed = time.monotonic()
             task = self._bar.tasks[0]
-            times = [duration_text(int((task.elapsed or 0) * 1000))]
+            line = f"{task.description}: {step_text(step)}, {duration_text(int((task.elapsed or 0) * 1000))}"
             if task.time_remaining:
-                times.append(f"about {duration_text(int(task.time_remaining * 1000))} left")
-            line = ", ".join([f"{task.description}: {step_text(step)}", *times])
+                line += f", about {duration_text(int(task.time_remaining * 1000))} left"
             self._console.print(line, markup=False, highlight=False)
 
     def describe(self, text: str) -> None:
@@ -212,10 +204,9 @@ class ProgressDisplay(Display):
 
 def step_text(step: Step) -> str:
     """`checking: 3.1 of 12.4 GB (25 %)`."""
+    amount = f"{step.done:,} of {step.total:,} {step.unit}"
     if step.unit == "bytes":
         amount = f"{size_text(step.done)} of {size_text(step.total)}"
-    else:
-        amount = f"{step.done:,} of {step.total:,} {step.unit}"
     share = f" ({100 * step.done // step.total} %)" if step.total else ""
     return plain_text(f"{step.what}: {amount}{share}")
 

@@ -44,17 +44,17 @@ TakeOver = Annotated[bool, typer.Option("--take-over", help="The job's last run,
 Force = Annotated[
     bool, typer.Option("--force", help="Without a ledger that knows of them. May lose or double rows; see the docs.")
 ]
+ResolveAs = Annotated[
+    str | None, typer.Option("--as", metavar="committed|lost", help="The outcome, kept in the ledger.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask again.")]
 
 
 @app.command("list")
 def list_open(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    prefix: Prefix = None,
-    as_json: Json = False,
-) -> None:
+    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
+    prefix: Prefix = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Show every open transaction of a job, and what the ledger says of it."""
     output = Output.choose(as_json)
     with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
@@ -77,13 +77,9 @@ def list_open(
 
 @app.command("describe")
 def describe(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    prefix: Prefix = None,
-    as_json: Json = False,
-) -> None:
+    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
+    prefix: Prefix = None, as_json: Json = False,
+) -> None:  # fmt: skip
     """Show all that is known of the transactions that are named."""
     output = Output.choose(as_json)
     with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
@@ -103,15 +99,9 @@ def describe(
 
 @app.command("commit")
 def commit(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    prefix: Prefix = None,
-    take_over: TakeOver = False,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
+    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
+    prefix: Prefix = None, take_over: TakeOver = False, force: Force = False, as_json: Json = False,
+) -> None:  # fmt: skip
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
     from penstock.engine import settlement
@@ -155,15 +145,9 @@ def commit(
 
 @app.command("abort")
 def abort(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    prefix: Prefix = None,
-    take_over: TakeOver = False,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
+    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
+    prefix: Prefix = None, take_over: TakeOver = False, force: Force = False, as_json: Json = False,
+) -> None:  # fmt: skip
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
     from penstock.engine import settlement
     from penstock.ops import transactions
@@ -213,17 +197,9 @@ def abort(
 
 @app.command("resolve")
 def resolve(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    take_over: TakeOver = False,
-    verdict: Annotated[
-        str | None, typer.Option("--as", metavar="committed|lost", help="The outcome, kept in the ledger.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
-    as_json: Json = False,
-) -> None:
+    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
+    take_over: TakeOver = False, verdict: ResolveAs = None, yes: Yes = False, as_json: Json = False,
+) -> None:  # fmt: skip
     """Record the outcome of decided transactions that the other system has forgotten, after checking what it holds.
     Only where nothing can be proven; a wrong record loses or duplicates their rows."""
     from penstock.checkpoint.decision import Outcome

@@ -161,7 +161,6 @@ class Registry:
         return self._home / "logs" / f"{id}.log"
 
     def open_log(self, id: str) -> BinaryIO:
-        """The log of a detached run, for appending; private to its owner."""
         own_folder(self._home / "logs")
         return open(create_own(self.log_file(id), os.O_APPEND), "ab")
 
@@ -172,7 +171,7 @@ class Registry:
         return sorted(entries, key=lambda entry: (entry.start, entry.id), reverse=True)
 
     def ids(self) -> set[str]:
-        """The ids of all runs that have a file, also those of other machines that share this folder."""
+        """Of all runs that have a file, also those of other machines that share this folder."""
         with contextlib.suppress(OSError):
             return {file.stem for file in (self._home / "jobs").iterdir() if file.suffix == ".json"}
         return set()
@@ -295,19 +294,11 @@ def register_driver(name: str, storage: str) -> Registration:
     entry = registry.read_entry(run) or Entry(run, name, start=now_ms())
     restarted, program = entry.pid is not None, sys.argv[0] if sys.argv else ""
     entry = replace(
-        entry,
-        name=name,
-        state=State.RESTARTING if restarted else State.CREATED,
-        end=None,
-        pid=os.getpid(),
-        pid_mark=mark(os.getpid()),
-        host=socket.gethostname(),
+        entry, name=name, state=State.RESTARTING if restarted else State.CREATED, end=None, error=None,
+        pid=os.getpid(), pid_mark=mark(os.getpid()), host=socket.gethostname(), storage=masked(storage),
         script=entry.script or ("" if program in ("", "-c", "-m") else str(Path(program).absolute())),
-        storage=masked(storage),
-        error=None,
-        restarts=entry.restarts + int(restarted),
-        lease=_lease_text(lifeline.lease()),
-    )
+        restarts=entry.restarts + int(restarted), lease=_lease_text(lifeline.lease()),
+    )  # fmt: skip
     return Registration(entry, registry)
 
 
