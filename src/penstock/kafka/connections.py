@@ -181,17 +181,14 @@ class Connections:
             try:
                 admin = self._admins[number] = _connect(self.servers, self._config, min(seconds, CONNECT_SECONDS))
             except SystemUnavailable:
-                self._raise_refusal()
+                # kafka-python only reports that it could not connect in time; this raises `AccessDenied`, if so.
+                if "security.protocol" in self._options:
+                    reach(self.servers, settings.for_producer(self.servers, self._options, 60), None, _REFUSAL_SECONDS)
                 raise
             if self._closed:  # while this thread was connecting, so it has to close the connection
                 self._replace(number)
                 raise NotSent
         return admin
-
-    def _raise_refusal(self) -> None:
-        """`AccessDenied` if that is the reason: kafka-python only reports that it could not connect in time."""
-        if "security.protocol" in self._options:
-            reach(self.servers, settings.for_producer(self.servers, self._options, 60), None, _REFUSAL_SECONDS)
 
     def _replace(self, number: int) -> None:
         admin, self._admins[number] = self._admins[number], None

@@ -248,7 +248,7 @@ class UploadCommitter(Committer):
         if mark is not None:
             return Outcome.ALREADY_COMMITTED if mark == token_of(name, self._scope) else Outcome.UNKNOWN
         # Read only now: this finds every receipt written before the upload was seen ended.
-        kinds = {kind for kind, uploads in self._read_receipts() if upload in uploads}
+        kinds = {kind for receipt, _, kind in self._all_receipts() if upload in self._listed(receipt)}
         if _DONE in kinds:
             return Outcome.ALREADY_COMMITTED
         return Outcome.UNKNOWN if _BEGUN in kinds else Outcome.LOST
@@ -310,9 +310,6 @@ class UploadCommitter(Committer):
             remaining = [upload for upload in listed if upload not in uploads]
             if kind == _BEGUN and len(remaining) < len(listed):
                 self._bucket.put(name, "".join(f"{upload}\n" for upload in remaining).encode())
-
-    def _read_receipts(self) -> list[tuple[str, list[str]]]:
-        return [(kind, self._listed(name)) for name, _, kind in self._all_receipts()]
 
     def _listed(self, receipt: str) -> list[str]:
         return (self._bucket.read(receipt) or b"").decode().split()

@@ -35,7 +35,7 @@ Factory = Callable[[Mapping[str, str], str], Producer]
 
 @dataclass(frozen=True)
 class Key:
-    """Which producers are interchangeable: same name, same run, same settings."""
+    """Which producers are interchangeable: same name (none without transactions), same run, same settings."""
 
     prefix: str
     generation: int
@@ -43,7 +43,7 @@ class Key:
 
     def transactional_id(self) -> str:
         """A new name. The random part makes each incarnation's outcome provable; the driver finds it by the prefix."""
-        return f"{self.prefix}-g{self.generation:06d}-{uuid.uuid4().hex[:12]}"
+        return self.prefix and f"{self.prefix}-g{self.generation:06d}-{uuid.uuid4().hex[:12]}"
 
 
 @dataclass(eq=False)
@@ -69,9 +69,12 @@ class Pool:
             parked = self._take(key, hints)
             if parked is None:
                 return self._factory(dict(key.settings), key.transactional_id())
-            if parked.sequence is None or self._caught_up(parked, hints):
-                return parked.producer
-            parked.producer.destroy()
+            producer = parked.producer
+            if parked.sequence is None or (
+                producer.commit() if _ended(parked, hints) == "committed" else producer.abort()
+            ):
+                return producer
+            producer.destroy()
 
     def park(self, key: Key, producer: Producer) -> None:
         """Keep it with its transaction prepared."""
@@ -121,11 +124,6 @@ class Pool:
         for parked in useless:
             parked.producer.destroy()
         return newest
-
-    def _caught_up(self, parked: _Parked, hints: Mapping[str, Any]) -> bool:
-        if _ended(parked, hints) == "committed":
-            return parked.producer.commit()
-        return parked.producer.abort()
 
     def _keep(self, parked: _Parked) -> None:
         with self._lock:

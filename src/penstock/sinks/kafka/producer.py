@@ -55,14 +55,6 @@ _NOTHING = c.create_string_buffer(8)
 _NOWHERE = np.uint64(c.addressof(_NOTHING))
 
 
-def valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Which values are not null; None when all are."""
-    if array.null_count == 0:
-        return None
-    result: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return result
-
-
 def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The same values in a layout that `spans` reads: itself if possible, else a copy."""
     import pyarrow as pa
@@ -90,19 +82,11 @@ def spans(array: pa.Array) -> tuple[U8, U8]:
     lengths = np.diff(ends).astype("u8")
     base = np.uint64(data.address) if data is not None and data.address else _NOWHERE
     addresses = base + ends[:-1].astype("u8") if base != _NOWHERE else np.full(len(array), _NOWHERE)
-    known = valid(array)
-    if known is not None:
+    if array.null_count:
+        known = array.is_valid().to_numpy(zero_copy_only=False)
         addresses = np.where(known, addresses, np.uint64(0))
         lengths = np.where(known, lengths, np.uint64(0))
     return addresses, lengths
-
-
-def partitions(array: pa.Array) -> npt.NDArray[np.int32]:
-    """Partition numbers; null becomes -1, and the partitioner chooses."""
-    import pyarrow.compute as pc
-
-    numbers: npt.NDArray[np.int32] = pc.fill_null(array, -1).to_numpy(zero_copy_only=False).astype("i4")
-    return numbers
 
 
 def messages(value: pa.Array, key: pa.Array | None, partition: pa.Array | None) -> npt.NDArray[np.void]:
@@ -111,7 +95,9 @@ def messages(value: pa.Array, key: pa.Array | None, partition: pa.Array | None) 
     structs["payload"], structs["len"] = spans(value)
     if key is not None:
         structs["key"], structs["key_len"] = spans(key)
-    structs["partition"] = -1 if partition is None else partitions(partition)
+    structs["partition"] = -1  # the partitioner chooses, also for null
+    if partition is not None:
+        structs["partition"] = partition.fill_null(-1).to_numpy(zero_copy_only=False)
     return structs
 
 

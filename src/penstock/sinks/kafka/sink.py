@@ -6,7 +6,7 @@ Below the sink: the columns that it takes, and the checks of the cluster before 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
@@ -181,13 +181,6 @@ class KafkaSink(TwoPhaseSink):
 
     def _connections(self) -> Connections:
         return Connections(self.servers, self.options)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, ({argument.name: getattr(self, argument.name) for argument in fields(self)},))
-
-
-def _rebuild(arguments: Mapping[str, Any]) -> KafkaSink:
-    return KafkaSink(**arguments)
 
 
 def _mismatch(name: str, kind: str, columns: list[str]) -> SchemaMismatch:

@@ -434,15 +434,10 @@ def _fetch(
     return None
 
 
-def _batches(data: bytes) -> Sequence[Any]:
+def _batches(data: bytes) -> Iterable[Any]:
     records = kafka_python().MemoryRecords(data)
-    batches = []
-    while records.has_next():
-        batch = records.next_batch()
-        if batch is None:
-            break
-        batches.append(batch)
-    return batches
+    while records.has_next() and (batch := records.next_batch()) is not None:
+        yield batch
 
 
 def _ends(batch: Any) -> int:

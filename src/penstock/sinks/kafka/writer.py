@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -81,43 +79,12 @@ class KafkaWriter(Writer):
         return producer
 
 
-_Settings = tuple[tuple[str, str], ...]
-
-
-class _Idle:
-    """Producers between two tasks of this process; a forked child forgets the inherited ones."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._producers: list[tuple[_Settings, Producer]] = []
-
-    def take(self, settings: _Settings) -> Producer:
-        with self._lock:
-            if self._pid != os.getpid():
-                for _, producer in self._producers:
-                    producer.abandon()
-                self._producers, self._pid = [], os.getpid()
-            for place, (kept, producer) in enumerate(self._producers):
-                if kept == settings:
-                    del self._producers[place]
-                    return producer
-        return Producer(dict(settings), None)
-
-    def give(self, settings: _Settings, producer: Producer) -> None:
-        with self._lock:
-            self._producers.append((settings, producer))
-
-
-IDLE = _Idle()
-
-
 class DirectKafkaWriter(Writer):
     """An idempotent producer: the broker drops rows that the producer sends twice, not rows that a replay repeats."""
 
     def __init__(self, settings: Mapping[str, str], topic: str | None) -> None:
-        self._settings, self._topic = tuple(sorted(settings.items())), topic
-        self._producer: Producer | None = IDLE.take(self._settings)
+        self._key, self._topic = Key("", 0, tuple(sorted(settings.items()))), topic
+        self._producer: Producer | None = POOL.acquire(self._key, {})
         self._producer.begin()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -129,7 +96,7 @@ class DirectKafkaWriter(Writer):
         assert self._producer is not None
         self._producer.flush()
         producer, self._producer = self._producer, None
-        IDLE.give(self._settings, producer)
+        POOL.release(self._key, producer)
         return {}
 
     def abort(self) -> None:

@@ -58,6 +58,9 @@ class MySqlSink(TwoPhaseSink):
     create: bool = True
     lock_timeout: str | float = "10s"
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: Name and kind of each column of the last DataFrame that was shaped.
+    columns: RowColumns | None = field(default=None, init=False, compare=False)
+    _target: tuple[str, str] = field(init=False, compare=False)  # database and table
 
     def __post_init__(self) -> None:
         check_mode("MySqlSink", self.mode, self.keys)
@@ -74,13 +77,12 @@ class MySqlSink(TwoPhaseSink):
                 to_do="give one second or more.",
             )
         object.__setattr__(self, "_target", (schema or self.database, table))
-        object.__setattr__(self, "_row_columns", None)
 
     def __repr__(self) -> str:
         return f"MySqlSink(table={self.table!r}, host={self.host!r}, user={self.user!r}, mode={self.mode!r})"
 
     def describe(self) -> str:
-        database, table = self._where
+        database, table = self._target
         return f"MySQL table {database}.{table} at {self.options.get('unix_socket') or f'{self.host}:{self.port}'}"
 
     def link(self, uid: str) -> Link:
@@ -94,7 +96,7 @@ class MySqlSink(TwoPhaseSink):
         # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.
         columns = tuple((field.name, of_spark(field.name, field.dataType)) for field in frame.schema.fields)
         self._require_key_in(columns)
-        object.__setattr__(self, "_row_columns", columns)
+        object.__setattr__(self, "columns", columns)
         return with_json(frame, is_nested, decimals_as_text=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
@@ -128,23 +130,12 @@ class MySqlSink(TwoPhaseSink):
 
     def redirected(self, suffix: str) -> MySqlSink:
         """The same sink on another table, whose name has `suffix` behind it."""
-        database, table = self._where
+        database, table = self._target
         return replace(self, table=f"{quoted(database, '`')}.{quoted(table + suffix, '`')}")
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
-
-    @property
-    def columns(self) -> RowColumns | None:
-        """Name and kind of each column of the last DataFrame that was shaped."""
-        found: RowColumns | None = getattr(self, "_row_columns", None)
-        return found
-
-    @property
-    def _where(self) -> tuple[str, str]:
-        target: tuple[str, str] = self._target  # type: ignore[attr-defined]
-        return target
 
     @property
     def _login(self) -> Login:
@@ -153,7 +144,7 @@ class MySqlSink(TwoPhaseSink):
             self.port,
             self.user,
             self.password,
-            self._where[0],
+            self._target[0],
             seconds(self.lock_timeout, "lock_timeout"),
             self.options,
         )
@@ -162,7 +153,7 @@ class MySqlSink(TwoPhaseSink):
         from penstock.sinks.mysql.dialect import MySqlDialect
         from penstock.sinks.mysql.tables import Names
 
-        return MySqlDialect(self._login, Names.of(scope, *self._where), self.mode)
+        return MySqlDialect(self._login, Names.of(scope, *self._target), self.mode)
 
     @contextlib.contextmanager
     def _connected(self, dialect: MySqlDialect) -> Iterator[Session]:

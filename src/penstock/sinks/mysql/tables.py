@@ -377,7 +377,8 @@ def rights(session: Session, names: Names) -> tuple[dict[str, set[str]], bool]:
             continue
         words = {word.strip().upper() for word in re.sub(r"\([^)]*\)", "", match["rights"]).split(",")}
         database, _, table = match["where"].replace("\\", "").replace("`", "").partition(".")
-        if database != "*" and not re.fullmatch(_like(database), names.database):
+        like = re.escape(database).replace("%", ".*").replace("_", ".")
+        if database != "*" and not re.fullmatch(like, names.database):
             continue
         if table == "*":
             granted["database"] |= words
@@ -387,10 +388,6 @@ def rights(session: Session, names: Names) -> tuple[dict[str, set[str]], bool]:
         if "ALL PRIVILEGES" in words or "ALL" in words:
             words |= {"ALL PRIVILEGES", "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP"}
     return granted, complete
-
-
-def _like(pattern: str) -> str:
-    return re.escape(pattern).replace("%", ".*").replace("_", ".")
 
 
 def _settings(session: Session) -> Iterator[str]:

@@ -200,10 +200,7 @@ def lines(batch: pa.RecordBatch) -> memoryview:
     """Fields ended by tabs, rows by newlines, null as `\\N`."""
     fields = [_field(batch.column(number), name) for number, name in enumerate(batch.schema.names)]
     fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n")
-    return _bytes_of(pc.binary_join_element_wise(*fields, "\t"))
-
-
-def _bytes_of(joined: pa.Array) -> memoryview:
+    joined = pc.binary_join_element_wise(*fields, "\t")
     _, offsets, data = joined.buffers()
     bounds = np.frombuffer(offsets, np.int32)
     return memoryview(data)[int(bounds[joined.offset]) : int(bounds[joined.offset + len(joined)])]

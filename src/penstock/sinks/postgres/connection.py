@@ -129,14 +129,10 @@ class Server:
 
     def scrubbed(self, text: str) -> str:
         """`text` without any secret of the connection parameters."""
-        return " ".join(hide(text, self._secrets()).split())
-
-    def _secrets(self) -> set[str]:
-        known = self._known()
-        secrets = {str(value) for name, value in known.items() if value and is_secret(name)}
+        secrets = {str(value) for name, value in self._known().items() if value and is_secret(name)}
         if self._is_url:
             secrets.add(_URL.match(self.conninfo)["password"] or "")  # type: ignore[index]
-        return secrets
+        return " ".join(hide(text, secrets).split())
 
     @property
     def _is_url(self) -> bool:

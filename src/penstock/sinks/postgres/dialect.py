@@ -78,7 +78,7 @@ class PostgresDialect(Dialect[Line]):
             self._prefix,
             self.generation,
         )
-        self._end_older_drivers(connection)
+        self._end(connection, "driver", self.generation - 1)
         return self._end(connection, "writer", self.generation)
 
     def prove(self, connection: Line, writers: Collection[str]) -> Proof:
@@ -163,7 +163,8 @@ class PostgresDialect(Dialect[Line]):
     def begin(self, connection: Line, writers: Collection[str], *, decided: bool) -> set[str]:
         """Locks the staging tables that exist: no other session can move or drop them now."""
         if decided:
-            self._end_older_drivers(connection)
+            # A replaced driver may hold locks; its decisions are in the ledger, and this driver commits them.
+            self._end(connection, "driver", self.generation - 1)
         connection.begin(self._sink.lock_seconds)
         there = set()
         for name in sorted(writers):
@@ -205,10 +206,6 @@ class PostgresDialect(Dialect[Line]):
         connection.ask("COMMIT")
 
     # Ending others
-
-    def _end_older_drivers(self, connection: Line) -> None:
-        """A replaced driver may hold locks; its decisions are in the ledger, and this driver commits them."""
-        self._end(connection, "driver", self.generation - 1)
 
     def _end(self, connection: Line, role: str, generation: int) -> int:
         """Terminate sessions and wait until they are gone: one that is preparing may still succeed."""

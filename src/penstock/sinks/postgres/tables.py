@@ -255,7 +255,8 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
         if not sink.create:
             raise mapper(sink.server, str(place)).error(TableMissing, to_do=sink.missing_to_do())
         _may_create(sink, place.schema, ask, "create the table")
-        return _own(sink, ask)
+        _require_own(sink, ask)
+        return []
     if table.kind not in ("r", "p"):
         raise ConfigurationError(
             f"{place} is not an ordinary or partitioned table, and rows cannot be prepared in anything else.",
@@ -279,21 +280,20 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
 
         shaped = [StructField(f.name, StringType() if goes_as_json(f.dataType) else f.dataType) for f in planned.fields]
         fits(*arrow_schema(planned, StructType(shaped)), table, place)
-    coarse = [
+    _require_own(sink, ask)
+    return [
         f"column {column.name!r} is {column.type}: fractions of a second beyond its precision are rounded"
         for column in table.columns
         if column.name in (planned.names if planned else ()) and re.match(r"time.*\([0-5]\)", column.type)
     ]
-    return [*coarse, *_own(sink, ask)]
 
 
-def _own(sink: PostgresSink, ask: Ask) -> list[str]:
+def _require_own(sink: PostgresSink, ask: Ask) -> None:
     """The sink's own tables exist, or can be created."""
     staged = sink.settled_mode(ask) == "staged"
     if staged or not has_own_tables(ask, sink.place):
         what = "create staging tables" if staged else f"run: {'; '.join(own_tables(sink.place))}"
         _may_create(sink, sink.place.own_schema, ask, what)
-    return []
 
 
 def _may_create(sink: PostgresSink, schema: str, ask: Ask, what: str) -> None:

@@ -301,7 +301,8 @@ class StagingWriter(Writer):
                 return {}
             with translate_errors(self._sink.url):
                 self._expect(self._client.llen(self._keys.rows(self._name)))
-                at_once = self._at_once()
+                average = max(1, self._bytes * self._width // self._elements)
+                at_once = self._width * max(1, min(ELEMENTS_AT_ONCE // self._width, BYTES_AT_ONCE // average))
                 self._validate(at_once)
         finally:
             self._client.close()
@@ -331,11 +332,6 @@ class StagingWriter(Writer):
                 to_do="nothing if the job was restarted; otherwise keep other programs off the keys 'penstock:*', and "
                 "see that Redis evicts none (maxmemory-policy).",
             )
-
-    def _at_once(self) -> int:
-        rows = self._elements // self._width
-        average = max(1, self._bytes // rows)
-        return self._width * max(1, min(ELEMENTS_AT_ONCE // self._width, BYTES_AT_ONCE // average))
 
     def _validate(self, at_once: int) -> None:
         """Check every key before the decision, while a refusal costs nothing."""

@@ -293,7 +293,7 @@ class SqlCommitter(Committer, Generic[C]):
             self._fence = self._dialect.read_fence(connection)
             # After the fence: a writer that does not appear here sees it before it prepares.
             traces = self._dialect.recover(connection)
-            dangling = {trace.writer for trace in traces if self._is_ours(trace.generation)} - kept
+            dangling = {trace.writer for trace in traces if trace.generation <= self._dialect.generation} - kept
             tables = {name for name in dangling if is_staging(name)}
             self._dialect.rollback(connection, dangling - tables, tables)
             return ended + len(dangling)
@@ -307,7 +307,7 @@ class SqlCommitter(Committer, Generic[C]):
         return [
             Leftover(each.writer, each.generation, each.epoch, each.partition, each.started, {"writer": each.writer})
             for each in sorted(traces, key=lambda trace: trace.writer)
-            if self._is_ours(each.generation)
+            if each.generation <= self._dialect.generation
         ]
 
     def close(self) -> None:
@@ -376,9 +376,6 @@ class SqlCommitter(Committer, Generic[C]):
                 f"{f' and {len(gone) - 1} others' if gone[1:] else ''}.",
                 to_do="see whether another server has replaced the one that confirmed it.",
             )
-
-    def _is_ours(self, generation: int) -> bool:
-        return generation <= self._dialect.generation
 
     def _set_up(self, connection: C) -> None:
         """Settle the mode, and create the sink's own tables if need be."""

@@ -6,15 +6,15 @@ other differences are refused: nothing is cut, rounded or dropped silently.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConstraintViolated, SchemaMismatch
+from penstock.sinks.sql.tables import hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,26 +41,25 @@ def varchar_length(kind: str) -> int | None:
 
 def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     """The Arrow columns of `frame`; `SchemaMismatch` for types and names that no table can have."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
     problems = [] if frame.columns else ["there are no columns"]
     lower = [name.lower() for name in frame.columns]
     problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
-    fields = []
     for column in frame.schema.fields:
         for name in _names(column.name, column.dataType):
             odd = sorted({repr(letter) for letter in name if letter in forbidden})
             if odd or not name:
                 problems.append(f"the name {name!r} has {', '.join(odd) or 'no letters'}")
-        kind = _arrow(column.dataType)
-        if kind is None:
+        if not _storable(column.dataType):
             problems.append(f"column {column.name} is {column.dataType.simpleString()}")
-        else:
-            fields.append(pa.field(column.name, kind))
     if problems:
         raise SchemaMismatch(
             f"The rows do not fit into {where}: {'; '.join(problems)}.",
             to_do="select, rename or cast the columns of the DataFrame.",
         )
-    return pa.schema(fields)
+    kinds = [(column.name, to_arrow_type(column.dataType, timezone="UTC")) for column in frame.schema.fields]
+    return pa.schema(kinds)
 
 
 def _names(name: str, kind: DataType) -> Iterator[str]:
@@ -80,38 +79,19 @@ def _names(name: str, kind: DataType) -> Iterator[str]:
             inside += [field.dataType for field in part.fields]
 
 
-def _arrow(kind: DataType) -> pa.DataType | None:
-    """None if tables have no such type."""
+def _storable(kind: DataType) -> bool:
     from pyspark.sql import types as t
 
-    plain: Mapping[type[DataType], pa.DataType] = {
-        t.BooleanType: pa.bool_(),
-        t.ByteType: pa.int8(),
-        t.ShortType: pa.int16(),
-        t.IntegerType: pa.int32(),
-        t.LongType: pa.int64(),
-        t.FloatType: pa.float32(),
-        t.DoubleType: pa.float64(),
-        t.StringType: pa.string(),
-        t.BinaryType: pa.binary(),
-        t.DateType: pa.date32(),
-        t.TimestampType: pa.timestamp("us", "UTC"),
-        t.TimestampNTZType: pa.timestamp("us"),
-    }
-    if type(kind) in plain:
-        return plain[type(kind)]
-    if isinstance(kind, t.DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, t.ArrayType):
-        element = _arrow(kind.elementType)
-        return None if element is None else pa.list_(element)
+        return _storable(kind.elementType)
     if isinstance(kind, t.MapType):
-        key, value = _arrow(kind.keyType), _arrow(kind.valueType)
-        return None if key is None or value is None else pa.map_(key, value)
-    if type(kind) is t.StructType and kind.fields:
-        inner = [(field.name, _arrow(field.dataType)) for field in kind.fields]
-        return None if any(arrow is None for _, arrow in inner) else pa.struct(inner)
-    return None
+        return _storable(kind.keyType) and _storable(kind.valueType)
+    if type(kind) is t.StructType:
+        return bool(kind.fields) and all(_storable(field.dataType) for field in kind.fields)
+    return type(kind) in (
+        t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
+        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType,
+    )  # fmt: skip
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
@@ -141,7 +121,7 @@ def fit(rows: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
     wrong = []
     for field in rows:
         if field.name not in by_name:
-            wrong.append(f"the table has no column {field.name!r}{_hint(field.name, by_name)}")
+            wrong.append(f"the table has no column {field.name!r}{hint(field.name, by_name)}")
         elif not widens(field.type, by_name[field.name].type):
             theirs = _type_name(by_name[field.name].type)
             wrong.append(f"column {field.name!r} is {_type_name(field.type)}, the table's is {theirs}")
@@ -217,7 +197,7 @@ def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
     wrong = []
     for name in by:
         if name not in table.names:
-            wrong.append(f"there is no column {name!r}{_hint(name, table.names)}")
+            wrong.append(f"there is no column {name!r}{hint(name, table.names)}")
         elif not any(fits(_plain(table.field(name).type)) for fits in PARTITION_TYPES):
             wrong.append(f"column {name!r} is {_type_name(table.field(name).type)}")
     if by and len(by) >= len(table.names):
@@ -249,10 +229,3 @@ def _fields(kind: Any) -> list[pa.Field]:
 
 def _type_name(kind: pa.DataType) -> str:
     return str(_plain(kind))
-
-
-def _hint(name: str, columns: Collection[str]) -> str:
-    close = next((column for column in columns if column.lower() == name.lower()), None)
-    if close is None:
-        close = next(iter(difflib.get_close_matches(name, list(columns), n=1)), None)
-    return "" if close is None else f" (it has {close!r})"

@@ -317,7 +317,7 @@ def statistics(file: Written, schema: pa.Schema, indexed: int = INDEXED) -> str:
         if bounds is None:
             continue
         nulls[name], least, most = bounds
-        if (shown := _low(least)) is not None:
+        if (shown := least[:PREFIX] if isinstance(least, str) else _shown(least)) is not None:
             low[name] = shown
         if (shown := _high(most)) is not None:
             high[name] = shown
@@ -357,17 +357,13 @@ def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
     return nulls, min(low), max(high)
 
 
-def _low(value: Any) -> Any:
-    return value[:PREFIX] if isinstance(value, str) else _shown(value)
-
-
 def _high(value: Any) -> Any:
-    if isinstance(value, str):
-        if len(value) <= PREFIX:
-            return value
-        # Larger than every text with this beginning, unless the next character is the last of all.
-        return None if value[PREFIX] == _LAST else value[:PREFIX] + _LAST
-    return _shown(value)
+    if not isinstance(value, str):
+        return _shown(value)
+    if len(value) <= PREFIX:
+        return value
+    # Larger than every text with this beginning, unless the next character is the last of all.
+    return None if value[PREFIX] == _LAST else value[:PREFIX] + _LAST
 
 
 def _shown(value: Any) -> Any:
