@@ -123,9 +123,8 @@ def next_epoch(state: CheckpointState) -> int:
     claim = _newest_claim(state)
     counting = [decision.id.epoch for decision in state.decisions if counts(decision, claim)]
     # The run that made the claim saw these in Spark's log as complete, whichever run had decided them.
-    complete = [
-        decision.id.epoch + 1 for decision in state.decisions if claim is not None and decision.id.epoch < claim.epoch
-    ]
+    seen = -1 if claim is None else claim.epoch
+    complete = [decision.id.epoch + 1 for decision in state.decisions if decision.id.epoch < seen]
     return max([state.epoch, *counting, *complete])
 
 
@@ -168,8 +167,7 @@ def match_replay(
         for committable in new:
             partners.setdefault((committable.rows, committable.checksum), []).append(committable)
         for committable in old:
-            alike = partners.get((committable.rows, committable.checksum))
-            if alike:
+            if alike := partners.get((committable.rows, committable.checksum)):
                 matches[committable.id] = alike.pop()
             else:
                 differing.add(committable.id)

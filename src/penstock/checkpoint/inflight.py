@@ -218,8 +218,6 @@ class Backlog:
         self._drained = -1
         self.reload()
 
-    # What is in it
-
     @property
     def location(self) -> str:
         return f"{self._storage.location}/{self._folder}"
@@ -257,8 +255,6 @@ class Backlog:
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    # What happens to it
 
     def record(self, epoch: int, committables: Sequence[Committable]) -> bool:
         """Make the epoch one to be delivered; False if it was recorded, or even delivered, before."""
@@ -336,8 +332,7 @@ def drained_up_to(storage: Storage, folder: str) -> int:
 def read_entry(storage: Storage, folder: str, epoch: int) -> Entry | None:
     """What a sink's folder records of an epoch, None where it records nothing."""
     name = numbered(f"{folder}/{BACKLOG}", epoch)
-    data = storage.read(name)
-    if data is None:
+    if (data := storage.read(name)) is None:
         return None
     body = unseal("backlog", data, f"{storage.location}/{name}")
     return Entry(epoch, tuple(Committable(*fields) for fields in body["committables"]))

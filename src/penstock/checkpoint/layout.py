@@ -39,81 +39,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 # Versions. A change of meaning raises one, and readers keep reading the older ones.
-
-VERSION = 1
-"""Of every sealed file."""
-INFLIGHT_VERSION = 1
-"""Of a file of the in-flight log."""
-CANONICAL_VERSION = 1
-"""Of the state in a canonical savepoint."""
-QUERY_VERSION = 1
-"""Of what a job's folder says of a query."""
+VERSION = 1  # of every sealed file
+INFLIGHT_VERSION = 1  # of a file of the in-flight log
+CANONICAL_VERSION = 1  # of the state in a canonical savepoint
+QUERY_VERSION = 1  # of what a job's folder says of a query
 
 # A job's folder
-
-QUERIES = "queries"
-GLOBAL = "global"
-RESTORES = "restores"
-RESTORING = "restoring"
-DELETING = "deleting"
-LEASE = "lease"
+QUERIES, GLOBAL, RESTORES, RESTORING = "queries", "global", "restores", "restoring"
+DELETING, LEASE = "deleting", "lease"
 
 # A query's folder
-
-FIRST = "spark"
-"""The history that began with the job; and Spark's checkpoint in a savepoint."""
-LEDGER = "ledger"
-INFLIGHT = "inflight"
-CHECKPOINTS = "checkpoints"
+FIRST = "spark"  # the history that began with the job; and Spark's checkpoint in a savepoint
+LEDGER, INFLIGHT, CHECKPOINTS = "ledger", "inflight", "checkpoints"
 
 # Spark's checkpoint
-
-OFFSETS = "offsets"
-COMMITS = "commits"
-SOURCES = "sources"
-STATE = "state"
-QUERY_ID = "metadata"
-DESCRIPTIONS = "_metadata/v2"
-"""Of an operator whose stores hold several column families: one a batch."""
-STORE_SCHEMA = "_metadata/schema"
-"""Of a store without column families."""
+OFFSETS, COMMITS, SOURCES, STATE, QUERY_ID = "offsets", "commits", "sources", "state", "metadata"
+DESCRIPTIONS = "_metadata/v2"  # of an operator whose stores hold several column families: one a batch
+STORE_SCHEMA = "_metadata/schema"  # of a store without column families
 
 # A ledger
-
-IDENTITY = "identity.json"
-GENERATIONS = "generations"
-CLAIMS = "claims"
-EPOCHS = "epochs"
-BEGUN = "begun"
-RULINGS = "rulings"
-PROBE = "probe"
+IDENTITY, GENERATIONS, CLAIMS, EPOCHS = "identity.json", "generations", "claims", "epochs"
+BEGUN, RULINGS, PROBE = "begun", "rulings", "probe"
 
 # The in-flight log of a sink
-
-LOGS = "logs"
-BACKLOG = "backlog"
-DRAINED = "drained"
-DRAIN = "drain"
-"""The drainer's claims, decisions and rulings. Runs register in the query's ledger alone."""
+LOGS, BACKLOG, DRAINED = "logs", "backlog", "drained"
+DRAIN = "drain"  # the drainer's claims, decisions and rulings; runs register in the query's ledger alone
 
 # Elsewhere
-
-PRIVATE = "_penstock"
-"""Ours, inside a folder that is not: a drop-in's ledger, what sinks keep beside their files."""
-SOURCE_IDS = f"{PRIVATE}/{SOURCES}"
-"""Ours, in Spark's checkpoint of a query: what its positions belong to."""
-SAVEPOINT = "_metadata"
-"""What makes a folder a savepoint."""
-CANONICAL = "layout.json"
-"""What makes a folder the state of a canonical savepoint."""
+PRIVATE = "_penstock"  # ours, inside a folder that is not: a drop-in's ledger, what sinks keep beside their files
+SOURCE_IDS = f"{PRIVATE}/{SOURCES}"  # ours, in Spark's checkpoint of a query: what its positions belong to
+SAVEPOINT = "_metadata"  # what makes a folder a savepoint
+CANONICAL = "layout.json"  # what makes a folder the state of a canonical savepoint
 
 _HISTORY = re.compile(r"^spark-[0-9a-f]{12}$")
 _NUMBERED = re.compile(r"^(\d{10})\.json$")
 _CHECKPOINT = re.compile(r"^chk-(?P<epoch>\d+)(?:\.failed-(?P<opened>\d+))?\.json$")
 _CHECKPOINT_PATH = re.compile(r"^(?P<folder>.+)/chk-(?P<number>\d+)(?:\.json)?/?$")
-
-
-# Names
 
 
 def numbered(folder: str, number: int) -> str:
@@ -145,7 +106,6 @@ def history(token: str) -> str:
 
 
 def checkpoint_name(number: int | str) -> str:
-    """What people call a checkpoint."""
     return f"chk-{number}"
 
 
@@ -163,7 +123,6 @@ def record_names(names: Iterable[str]) -> list[str]:
 
 
 def is_failed(record: str) -> bool:
-    """Whether this is the name of the record of a failed attempt."""
     return ".failed-" in record
 
 
@@ -190,12 +149,10 @@ def commits(epoch: int | str) -> str:
 
 
 def source(index: int | str) -> str:
-    """What one source of Spark's keeps for itself."""
     return f"{SOURCES}/{index}"
 
 
 def operator(number: int | str) -> str:
-    """The state of one stateful operator."""
     return f"{STATE}/{number}"
 
 
@@ -205,25 +162,18 @@ def operator_description(number: int, batch: int | None = None) -> str:
 
 
 def saved_query(uid: str) -> str:
-    """The folder of a query in a savepoint."""
     return f"{QUERIES}/{uid}"
 
 
 def saved_checkpoint(uid: str) -> str:
-    """Spark's checkpoint of a query in a savepoint."""
     return f"{saved_query(uid)}/{FIRST}"
 
 
 def saved_state(uid: str) -> str:
-    """The state of a query in a canonical savepoint."""
     return f"{saved_query(uid)}/{STATE}"
 
 
-# Sealed files
-
-
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """The bytes of a sealed file."""
     text = _canonical(body)
     sealed = {"format": f"penstock/{kind}", "version": VERSION, "sha256": _digest(text), "body": body}
     return (_canonical(sealed) + "\n").encode()

@@ -92,8 +92,7 @@ def restore(
             return None
         wanted[layout.offsets(number)] = manifest.file
     if epoch > 0 and not log.has_commit(epoch - 1):
-        commit = _commit_before(log, epoch, before, of_epoch, wanted)
-        if commit is None:
+        if (commit := _commit_before(log, epoch, before, of_epoch, wanted)) is None:
             return None
         wanted[layout.commits(epoch - 1)] = commit
     newest = epoch if decided is not None else epoch - 1
@@ -150,11 +149,10 @@ def refuse_lost_state(ledger: Ledger, log: SparkLog, state: CheckpointState, que
 
 
 def _remove_undecided(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> list[str]:
-    removed = []
-    barrier = log.barrier(epoch)
+    removed, barrier = [], log.barrier(epoch)
     if barrier is not None and (_cut_by_drain(ledger, log, epoch, query) or not log.notes_reach(barrier)):
         log.remove(layout.offsets(epoch))
-        removed.append(layout.offsets(epoch))
+        removed = [layout.offsets(epoch)]
     return removed + log.begin_anew() if epoch == 0 else removed
 
 
@@ -169,11 +167,8 @@ def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
     """Of a complete epoch, the decision that was carried out: the newest that counts. One that a newer run found this
     epoch without, as its claim says, was written by a run that was superseded and committed nothing."""
     claims = [claim for claim in ledger.claims(query) if claim.epoch == epoch]
-    valid = [
-        manifest
-        for manifest in ledger.manifests(epoch)
-        if manifest.query == query and all(counts(manifest.decision, claim) for claim in claims)
-    ]
+    manifests = [manifest for manifest in ledger.manifests(epoch) if manifest.query == query]
+    valid = [item for item in manifests if all(counts(item.decision, claim) for claim in claims)]
     return max(valid, key=lambda manifest: manifest.decision.id, default=None)
 
 
@@ -227,6 +222,5 @@ def _stores(log: SparkLog) -> Iterator[set[int]]:
             names = log.names(folder)
             below = [log.names(f"{folder}/{name}") for name in names if "." not in name]
             for files in (names, *below):
-                versions = {int(match[1]) for name in files if (match := _STATE.match(name))}
-                if versions:
+                if versions := {int(match[1]) for name in files if (match := _STATE.match(name))}:
                     yield versions

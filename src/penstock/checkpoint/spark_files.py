@@ -123,20 +123,14 @@ def _store(checkpoint: Tree, folder: str, files: list[str], version: int) -> lis
     if not matches:
         return []
     base = max((int(match["version"]) for match in matches if match["kind"] in _WHOLE), default=0)
-    names = [
-        match.string
-        for match in matches
-        if int(match["version"]) > base or (int(match["version"]) == base and match["kind"] in _WHOLE)
-    ]
-    if max(int(match["version"]) for match in matches) < version and base < version:
-        newest = max(int(match["version"]) for match in matches)
+    names = [match.string for match in matches if int(match["version"]) >= base + (match["kind"] not in _WHOLE)]
+    if (newest := max(int(match["version"]) for match in matches)) < version:
         raise SavepointError(
             f"{checkpoint.location}/{folder} ends with version {newest}; version {version} is not there.",
             safe="nothing was changed.",
             to_do="name an epoch whose state is still kept; `num_retained` says how many are.",
         )
-    tables = [name for name in files if name.startswith("SSTs/")]
-    if tables:
+    if tables := [name for name in files if name.startswith("SSTs/")]:
         names += _tables(checkpoint, [f"{folder}/{name}" for name in names if name.endswith(".zip")], tables)
     return names
 
@@ -150,8 +144,7 @@ def _tables(checkpoint: Tree, pictures: Iterable[str], present: list[str]) -> li
         if listed is None:
             return present
         wanted |= {f"SSTs/{name}" for name in listed}
-    missing = wanted - set(present)
-    if missing:
+    if missing := wanted - set(present):
         raise FileNotFoundError(sorted(missing)[0])
     return sorted(wanted)
 

@@ -26,11 +26,8 @@ from penstock.storage.tree import checksum_file
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-"""Spark's setting that makes commits list state ids; only 1 does not."""
-
-END_OF_TIME = 253_402_300_799_999
-"""In milliseconds: the last one of the year 9999, where Spark's own dates end."""
+STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"  # makes commits list state ids; only 1 does not
+END_OF_TIME = 253_402_300_799_999  # in milliseconds: the last one of the year 9999, where Spark's own dates end
 
 _DRAIN = "penstock.drain"  # among the settings of a barrier, of which Spark reads those that it knows
 
@@ -61,8 +58,8 @@ class Barrier:
     def drains(self) -> str | None:
         """The id of the query whose drain cut this barrier at the end of time; None where a source did. Later barriers
         carry the same watermark, and a restored copy has another id, so neither tells."""
-        drained: str | None = self.metadata.get("conf", {}).get(_DRAIN)
-        return drained
+        conf: dict[str, str] = self.metadata.get("conf", {})
+        return conf.get(_DRAIN)
 
 
 class SparkLog:
@@ -81,16 +78,12 @@ class SparkLog:
 
     def query_id(self) -> str | None:
         """The id Spark gave this checkpoint, None before its first start. It never changes once given."""
-        if self._query_id is not None:
-            return self._query_id
-        data = self.storage.read(QUERY_ID)
-        if not data:  # empty: torn
-            return None
-        try:
-            self._query_id = str(json.loads(data)["id"])
-            return self._query_id
-        except (ValueError, KeyError, TypeError) as error:
-            raise self._unreadable(QUERY_ID) from error
+        if self._query_id is None and (data := self.storage.read(QUERY_ID)):  # empty: torn
+            try:
+                self._query_id = str(json.loads(data)["id"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._unreadable(QUERY_ID) from error
+        return self._query_id
 
     def next_epoch(self) -> tuple[int, bool]:
         """The epoch that comes next, and whether its barrier is written already."""
@@ -99,7 +92,10 @@ class SparkLog:
 
     def torn(self) -> list[str]:
         """The newest files of the log that were begun and never finished, which Spark cannot read either."""
-        names = [f"{folder}/{number}" for folder in (OFFSETS, COMMITS) for number in self._torn_in(folder)]
+        names = []
+        for folder in (OFFSETS, COMMITS):
+            newest_whole = self._newest(folder)
+            names += [f"{folder}/{number}" for number in self._numbers(folder) if number > newest_whole]
         newest = [max(notes)[1] for source in self.names(SOURCES) if (notes := self._notes(layout.source(source)))]
         names += [name for name in newest if self.storage.read(name) == b""]
         return names + [QUERY_ID] * (self.storage.read(QUERY_ID) == b"")
@@ -217,20 +213,16 @@ class SparkLog:
             raise self._unreadable(layout.offsets(epoch - 1))
         version, metadata, offsets = split_offsets(before)
         body = json.loads(metadata)
-        conf = {**body.get("conf", {}), _DRAIN: self.query_id()}
-        name = layout.offsets(epoch)
-        self.remove(name)
-        changed = {**body, "batchWatermarkMs": END_OF_TIME, "conf": conf}
-        self.storage.create(name, join_offsets(version, compact(changed), offsets))
+        changed = {"batchWatermarkMs": END_OF_TIME, "conf": {**body.get("conf", {}), _DRAIN: self.query_id()}}
+        self.remove(layout.offsets(epoch))
+        self.storage.create(layout.offsets(epoch), join_offsets(version, compact({**body, **changed}), offsets))
 
     def write_again(self, name: str, text: str) -> None:
         """Put back a file of the log, durably, in place of one that is torn or says something else."""
-        data = text.encode()
-        if self.storage.read(name) == data:
-            return
-        self.remove(name)
-        with contextlib.suppress(AlreadyExists):
-            self.storage.create(name, data)
+        if self.storage.read(name) != (data := text.encode()):
+            self.remove(name)
+            with contextlib.suppress(AlreadyExists):
+                self.storage.create(name, data)
 
     def remove_torn(self, name: str) -> None:
         """Remove a torn file, and what Spark keeps beside it: a checksum of another content would condemn ours."""
@@ -257,18 +249,13 @@ class SparkLog:
 
     def _grows(self) -> bool:
         """Whether every epoch leaves more than barrier and commit: state, or the log of a source that reads files."""
-        return self.stateful() or any(
-            name != "0" for source in self.names(SOURCES) for name in self.names(layout.source(source))
-        )
+        notes = (name for source in self.names(SOURCES) for name in self.names(layout.source(source)))
+        return self.stateful() or any(name != "0" for name in notes)
 
     def _newest(self, folder: str) -> int:
         """The number of the newest whole file, -1 where there is none."""
         numbers = sorted(self._numbers(folder), reverse=True)
         return next((number for number in numbers if self._whole(folder, number) is not None), -1)
-
-    def _torn_in(self, folder: str) -> list[int]:
-        newest = self._newest(folder)
-        return [number for number in self._numbers(folder) if number > newest]
 
     def _whole(self, folder: str, number: int) -> bytes | None:
         data = self.storage.read(f"{folder}/{number}")
@@ -292,14 +279,12 @@ class SparkLog:
 
 
 def split_offsets(data: bytes) -> tuple[str, str, list[str]]:
-    """The lines of `offsets/N`: version, the batch's metadata in JSON, and an offset a source. `ValueError` where it is
-    no such file."""
+    """Version, metadata in JSON, and an offset a source. `ValueError` where it is no `offsets/N`."""
     version, metadata, *offsets = data.decode().rstrip("\n").split("\n")
     return version, metadata, offsets
 
 
 def join_offsets(version: str, metadata: str, offsets: Sequence[str]) -> bytes:
-    """An `offsets/N` of these lines."""
     return "\n".join([version, metadata, *offsets]).encode()
 
 
