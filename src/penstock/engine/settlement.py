@@ -157,11 +157,9 @@ class QueryLedger:
 
     def _rewritten(self, sink: str, epoch: int) -> list[Decided]:
         """What the drainer has decided of the epoch it was at."""
-        ledger = self.drain_ledger(sink)
-        if ledger is None:
-            return []
-        decision = honoured(drainer.look(ledger, query_of(self.ledger, self.log), epoch, waits=True))
-        if decision is None:
+        ledger, query = self.drain_ledger(sink), query_of(self.ledger, self.log)
+        decision = honoured(drainer.look(ledger, query, epoch, waits=True)) if ledger is not None else None
+        if ledger is None or decision is None:
             return []
         epoch, at, generation = decision.id.epoch, _decided_at(ledger, decision), drainer.generation_of(decision.id)
         return [Decided(committable, epoch, generation, at, in_log=True) for committable in decision.to_commit]
@@ -425,16 +423,14 @@ class Settlement:
 
     def _unproven(self, decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> list[Unprovable]:
         unproven = []
-        for uid in sorted({committable.sink for committable in decision.to_commit}):
-            unknown = [
-                committable
-                for committable in decision.to_commit
-                if committable.sink == uid and outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
-            ]
-            seen = self._run.committers[uid].evidence(unknown, Deadline(_EVIDENCE_SECONDS)) if unknown else {}
+        proven = {writer for writer, outcome in outcomes.items() if outcome is not Outcome.UNKNOWN}
+        unknown = [committable for committable in decision.to_commit if committable.id not in proven]
+        for uid in sorted({committable.sink for committable in unknown}):
+            of_sink = [committable for committable in unknown if committable.sink == uid]
+            seen = self._run.committers[uid].evidence(of_sink, Deadline(_EVIDENCE_SECONDS))
             unproven += [
                 Unprovable(self._run.query, decision.id.epoch, committable, seen.get(committable.writer, ""))
-                for committable in unknown
+                for committable in of_sink
             ]
         return unproven
 

@@ -26,9 +26,7 @@ from penstock.ops.server.own import ROOT, own_endpoints
 from penstock.ops.server.runs import MachineRuns, Run, Runs
 from penstock.ops.server.web import Access, AsciiJson, Asgi, Endpoint
 
-Forward = Callable[[Request, str], Awaitable[Response | None]]
-"""Sends a request on to the run it is about, in another process; None where this process answers."""
-
+Forward = Callable[[Request, str], Awaitable[Response | None]]  # sends it on to a run; None: this process answers
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
@@ -37,15 +35,9 @@ class Application:
     """`names` are those it answers to besides this machine's own. With `forward`, `runs` are those of the machine."""
 
     def __init__(
-        self,
-        runs: Runs,
-        access: Access,
-        steering: Steering,
-        *,
-        metrics: Metrics | None = None,
-        names: Sequence[str] = (),
-        forward: Forward | None = None,
-    ) -> None:
+        self, runs: Runs, access: Access, steering: Steering, *,
+        metrics: Metrics | None = None, names: Sequence[str] = (), forward: Forward | None = None,
+    ) -> None:  # fmt: skip
         self._runs, self.access, self._metrics, self._names, self._forward = runs, access, metrics, names, forward
         code = {"code": str}
         self.endpoints = [
