@@ -53,6 +53,16 @@ ClaimMode = Annotated[
     ),
 ]
 
+Settings = Annotated[
+    list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
+]
+LogFormatOption = Annotated[
+    LogFormat | None, typer.Option("--log-format", help="The job's log as text, or a JSON object in each line.")
+]
 Supervise = Annotated[
     bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
 ]
@@ -99,16 +109,9 @@ def run(
     master: Master = None,
     archive: Archive = None,
     ship: Ship = None,
-    options: Annotated[
-        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None, typer.Option("--log-format", help="The job's log as text, or a JSON object in each line.")
-    ] = None,
+    options: Settings = None,
+    config: ConfigFile = None,
+    log_format: LogFormatOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -d: JSON instead of a table.")] = False,
 ) -> None:
     """Run a job written in Python.
