@@ -59,18 +59,11 @@ def kafka_python() -> SimpleNamespace:
     except ImportError as error:
         raise errors.missing_client("kafka-python", error) from error
     return SimpleNamespace(
-        Admin=KafkaAdminClient,
-        ConfigResource=ConfigResource,
-        errors=kafka_errors,
-        DescribeTransactions=DescribeTransactionsRequest,
-        ListTransactions=ListTransactionsRequest,
-        FindCoordinator=FindCoordinatorRequest,
-        EndTxn=EndTxnRequest,
-        InitProducerId=InitProducerIdRequest,
-        Fetch=FetchRequest,
-        ListOffsets=ListOffsetsRequest,
-        MemoryRecords=MemoryRecords,
-    )
+        Admin=KafkaAdminClient, ConfigResource=ConfigResource, errors=kafka_errors,
+        DescribeTransactions=DescribeTransactionsRequest, ListTransactions=ListTransactionsRequest,
+        FindCoordinator=FindCoordinatorRequest, EndTxn=EndTxnRequest, InitProducerId=InitProducerIdRequest,
+        Fetch=FetchRequest, ListOffsets=ListOffsetsRequest, MemoryRecords=MemoryRecords,
+    )  # fmt: skip
 
 
 class NotSent(Exception):

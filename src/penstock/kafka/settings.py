@@ -29,16 +29,11 @@ _LOGIN_MODULES = {
 }
 _TRUST = {"ssl.truststore.location": "ssl.ca.location", "ssl.truststore.certificates": "ssl.ca.pem"}
 _KAFKA_PYTHON = {
-    "client.id": "client_id",
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_password",
+    "client.id": "client_id", "sasl.username": "sasl_plain_username", "sasl.password": "sasl_plain_password",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name", "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile", "ssl.key.location": "ssl_keyfile", "ssl.key.password": "ssl_password",
     "ssl.crl.location": "ssl_crlfile",
-}
+}  # fmt: skip
 
 #: The protocol depends on these; a user's value would break it.
 OWNED = frozenset((
@@ -69,11 +64,9 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 _ALIASES = {
-    "sasl.mechanisms": "sasl.mechanism",
-    "message.timeout.ms": "delivery.timeout.ms",
-    "queue.buffering.max.ms": "linger.ms",
-    "compression.codec": "compression.type",
-}
+    "sasl.mechanisms": "sasl.mechanism", "message.timeout.ms": "delivery.timeout.ms",
+    "queue.buffering.max.ms": "linger.ms", "compression.codec": "compression.type",
+}  # fmt: skip
 
 #: Options of Spark's Kafka reader, passed on to Spark. All others are for the client.
 SPARK_OPTIONS = frozenset((

@@ -51,8 +51,7 @@ class Encoder(ABC):
 
 
 class ParquetEncoder(Encoder):
-    """Buffers rows: a row group for each of Spark's batches of some thousand rows would make tiny, slow files. Without
-    `schema` the first batch's is written; `options` are those of `pyarrow.parquet.ParquetWriter`."""
+    """Buffers rows into row groups. `options` are those of `pyarrow.parquet.ParquetWriter`."""
 
     def __init__(self, stream: Any, compression: str, schema: pa.Schema | None = None, **options: Any) -> None:
         self._stream, self._schema = stream, schema
@@ -162,8 +161,7 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
         ]
         return frame.select(f.to_json(f.struct(*texts), how).alias("value"))
     row = f.struct(*columns)
-    # The only column's name carries the header to the tasks, which see neither this frame nor its names; without dots,
-    # which would select a field of a struct.
+    # The only column's name carries the header to the tasks; without dots, which would select a field of a struct.
     header = quote(csv_header(frame.columns, how), safe="").replace(".", "%2E")
     line = f.to_csv(row, how)
     if len(frame.columns) == 1:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructField
 
-# In UTC: offsets of old times have seconds in many zones (Berlin in 1880: 53 minutes and 28 seconds), which hardly any
-# reader accepts. With a user's own zone they are shown, not cut off.
+# In UTC: offsets of old times have seconds in many zones, which hardly any reader accepts.
 _TIMES = {
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",

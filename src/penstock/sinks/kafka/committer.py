@@ -283,23 +283,14 @@ class KafkaCommitter(Committer):
 def leftover(name: str, described: Described) -> Leftover:
     """An open transaction for display. Its id names the run; only the ledger has epoch and partition."""
     run = re.search(r"-g(\d{6,})-[0-9a-f]{12}$", name)
+    producer = {"producer_id": described.producer_id, "producer_epoch": described.producer_epoch}
+    limits = {"timeout_seconds": described.timeout / 1000, "partitions": list(described.partitions)}
     return Leftover(
         name,
         int(run[1]) if run else 0,
         started=described.started / 1000,
-        payload={
-            "transactional_id": name,
-            "producer_id": described.producer_id,
-            "producer_epoch": described.producer_epoch,
-            "started": described.started,
-        },
-        details={
-            "state": described.state,
-            "producer_id": described.producer_id,
-            "producer_epoch": described.producer_epoch,
-            "timeout_seconds": described.timeout / 1000,
-            "partitions": list(described.partitions),
-        },
+        payload={"transactional_id": name, **producer, "started": described.started},
+        details={"state": described.state, **producer, **limits},
     )
 
 

@@ -32,13 +32,11 @@ ACCEPTED = {
     "timestamp": "timestamp",
 }
 _TYPES = {
-    "value": ("string", "binary"),
-    "key": ("string", "binary"),
-    "topic": ("string",),
+    "value": ("string", "binary"), "key": ("string", "binary"), "topic": ("string",),
     "partition": ("int", "smallint", "tinyint"),
     "headers": ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>"),
     "timestamp": ("timestamp", "timestamp_ntz"),
-}
+}  # fmt: skip
 _CAST = {"value": "binary", "key": "binary", "partition": "int"}
 _CHECK_SECONDS = 10.0
 _CREATE_SECONDS = 30.0

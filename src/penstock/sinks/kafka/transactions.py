@@ -406,27 +406,15 @@ def _fetch(
     """Bytes from `offset` on, and the offset at which the partition's readable part ends."""
     fetch = kafka_python().Fetch
     wanted = fetch.FetchTopic.FetchPartition(
-        partition=partition,
-        current_leader_epoch=-1,
-        fetch_offset=offset,
-        last_fetched_epoch=-1,
-        log_start_offset=-1,
+        partition=partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
         partition_max_bytes=_FETCH_BYTES,
-    )
+    )  # fmt: skip
     request = fetch(
-        replica_id=-1,
-        max_wait_ms=100,
-        min_bytes=0,
-        max_bytes=_FETCH_BYTES,
-        isolation_level=0,
-        session_id=0,
-        session_epoch=-1,
-        topics=[fetch.FetchTopic(topic=topic, partitions=[wanted])],
-        forgotten_topics_data=[],
-        rack_id="",
-        min_version=11,
+        replica_id=-1, max_wait_ms=100, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=0, session_id=0,
+        session_epoch=-1, topics=[fetch.FetchTopic(topic=topic, partitions=[wanted])], forgotten_topics_data=[],
+        rack_id="", min_version=11,
         max_version=11,  # from 13 on topics have numbers
-    )
+    )  # fmt: skip
     [answer] = connections.send([(node, request)], deadline)
     for topic_answer in getattr(answer, "responses", ()):
         for part in topic_answer.partitions:

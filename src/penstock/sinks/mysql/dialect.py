@@ -327,8 +327,7 @@ class MySqlDialect(Dialect[Session]):
 
 
 def _cut(session: Session, transaction: Open) -> None:
-    """End its connection, unless that belongs to an earlier start of the server: then the server is still rolling back
-    after a crash, and the connection's number may be in use again."""
+    """End its connection, unless its number is of an earlier start of the server and may be in use again."""
     [(_, uptime)] = session.query("SHOW GLOBAL STATUS LIKE 'Uptime'")
     [(younger,)] = session.query("SELECT UTC_TIMESTAMP(6) - INTERVAL %s SECOND < %s", [int(uptime), transaction.since])
     if younger:

@@ -54,32 +54,26 @@ RULES = (
     Rule(errors.SchemaMismatch, _codes(1054, 1109, 1110, 1136, 1166, 1305, 1425, 1426, 1906, 3105)),
     Rule(errors.ConstraintViolated, _BROKEN_RULE),
     Rule(
-        errors.ValueTooLarge,
-        _codes(1074, 1118, 1153, 1162, 1301, 1406, 3150, 3157),
-        say="{text}.",
+        errors.ValueTooLarge, _codes(1074, 1118, 1153, 1162, 1301, 1406, 3150, 3157), say="{text}.",
         to_do="widen the column, raise the server's max_allowed_packet, or shorten such values in the query.",
     ),
     Rule(errors.DataError, _codes(1264, 1265, 1292, 1300, 1365, 1366, 1367, 1411, 1416, 1441, 1690, 1977)),
     Rule(errors.DataError, _codes(3140, 3156, 3643, 3854, 3902, 3988)),
     Rule(
-        errors.ConfigurationError,
-        _codes(1665),
-        happened="{system} at {where} cannot write its binary log: {text}.",
+        errors.ConfigurationError, _codes(1665), happened="{system} at {where} cannot write its binary log: {text}.",
         to_do="set binlog_format to ROW or MIXED on the server.",
     ),
     Rule(
-        errors.ConfigurationError,
-        _codes(1148, 3948, 4166),
+        errors.ConfigurationError, _codes(1148, 3948, 4166),
         happened="{system} at {where} does not allow LOAD DATA LOCAL INFILE, the way rows are written: {text}.",
         to_do=ALLOW_LOADING,
     ),
     Rule(
-        errors.PreCommitFailed,
-        _codes(LOCK_TIMEOUT),
+        errors.PreCommitFailed, _codes(LOCK_TIMEOUT),
         to_do="look for two rows of one epoch with the same unique key, or for another program that holds locks on the "
         "table; mode='staged' lets the driver write alone.",
     ),
-)
+)  # fmt: skip
 
 
 def fault_of(error: Exception) -> Fault:

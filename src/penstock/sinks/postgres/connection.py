@@ -35,12 +35,9 @@ SELECT set_config('application_name', $1, true), set_config('lock_timeout', $2, 
 
 #: An unreachable server is noticed after about a minute, in a task as in the driver.
 _PATIENCE = {
-    "connect_timeout": "10",
-    "keepalives_idle": "20",
-    "keepalives_interval": "10",
-    "keepalives_count": "4",
+    "connect_timeout": "10", "keepalives_idle": "20", "keepalives_interval": "10", "keepalives_count": "4",
     "tcp_user_timeout": "60000",
-}
+}  # fmt: skip
 _PAIR = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']+)")
 # A password that is not percent-encoded is read up to the last @: rather hide too much than too little.
 _URL = re.compile(
@@ -246,44 +243,34 @@ _ON_A_KEY = "inserting index tuple"  # it waited for another transaction that ha
 #: By SQLSTATE, which no server's language changes.
 RULES = (
     Rule(
-        errors.SchemaMismatch,
-        (NO_CODE,),
+        errors.SchemaMismatch, (NO_CODE,),
         match=r'does not exist in target table|relation "[^"]*" does not exist',  # ADBC
         say="the table, or a column, was dropped while rows were written.",
     ),
     Rule(
-        errors.AccessDenied,
-        (NO_CODE,),
+        errors.AccessDenied, (NO_CODE,),
         match="authentication failed|no password|pg_hba|does not exist|not permitted|permission denied",
     ),
     Rule(errors.SystemUnavailable, (NO_CODE,)),
     # Binary rows that do not match the column. A pooler uses the first code for all its own errors.
     Rule(
-        errors.SchemaMismatch,
-        ("08P01",),
-        match="in message|message format",
+        errors.SchemaMismatch, ("08P01",), match="in message|message format",
         say="a column was changed while rows were written: {text}",
     ),
     Rule(errors.SchemaMismatch, ("22P03",), say="a column was changed while rows were written: {text}"),
     Rule(
-        errors.ConfigurationError,
-        ("08P01",),
-        match="statement pooling",
+        errors.ConfigurationError, ("08P01",), match="statement pooling",
         happened="The pooler at {where} has pool_mode=statement, in which there are no transactions: {text}",
         to_do="have it pool by transaction or by session, or connect to PostgreSQL itself.",
     ),
     Rule(errors.SystemUnavailable, ("08", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "58")),
     Rule(
-        errors.PreCommitFailed,
-        (LOCKED, DEADLOCK),
-        context=_ON_A_KEY,
+        errors.PreCommitFailed, (LOCKED, DEADLOCK), context=_ON_A_KEY,
         say="another open transaction holds a row with the same unique key: {text}",
         to_do="end that transaction; the epoch replays.",
     ),
     Rule(
-        errors.PreCommitFailed,
-        (LOCKED, DEADLOCK),
-        say="another open transaction holds a lock: {text}",
+        errors.PreCommitFailed, (LOCKED, DEADLOCK), say="another open transaction holds a lock: {text}",
         to_do="end that transaction; the epoch replays.",
     ),
     Rule(errors.AccessDenied, ("28", "42501", "3D")),
@@ -294,41 +281,30 @@ RULES = (
     Rule(errors.ConstraintViolated, ("23", "44", "P0", "09", "21", "27", "38", "39")),
     Rule(errors.ValueTooLarge, ("54",), to_do="filter or shorten such rows, or drop the index that has the limit."),
     Rule(
-        errors.DataError,
-        ("22021",),
-        match="0x00",
+        errors.DataError, ("22021",), match="0x00",
         to_do="PostgreSQL cannot store the character NUL in text: remove it with translate(column, '\\0', '').",
     ),
     Rule(errors.DataError, ("22",)),
     Rule(errors.StorageFull, ("53100",)),
     Rule(
-        errors.PreCommitFailed,
-        ("53200",),
-        match="prepared",
+        errors.PreCommitFailed, ("53200",), match="prepared",
         to_do="raise max_prepared_transactions above the number of writers.",
     ),
     Rule(
-        errors.ConfigurationError,
-        ("55000",),
-        doing="preparing",
+        errors.ConfigurationError, ("55000",), doing="preparing",
         happened="The PostgreSQL server at {where} allows no prepared transactions (max_prepared_transactions is 0).",
         to_do=f"set max_prepared_transactions and restart the server, or {_STAGED}",
     ),
     Rule(
-        errors.ConfigurationError,
-        ("0A000",),
-        doing="preparing",
-        happened="PostgreSQL cannot prepare a transaction on {table}: {text}",
-        to_do=_STAGED,
+        errors.ConfigurationError, ("0A000",), doing="preparing",
+        happened="PostgreSQL cannot prepare a transaction on {table}: {text}", to_do=_STAGED,
     ),
     Rule(
-        errors.ConfigurationError,
-        ("0A", "55000"),
-        happened="PostgreSQL cannot do this with {table}: {text}",
+        errors.ConfigurationError, ("0A", "55000"), happened="PostgreSQL cannot do this with {table}: {text}",
         to_do="change the table or its settings, such as row security or a publication without replica identity.",
     ),
     Rule(errors.PreCommitFailed, say="{text} (SQLSTATE {code})"),
-)
+)  # fmt: skip
 
 
 def fault_of(server: Server, error: Exception) -> Fault:

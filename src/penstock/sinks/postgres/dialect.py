@@ -73,11 +73,8 @@ class PostgresDialect(Dialect[Line]):
         return int(rows[0][0]) if rows else None
 
     def fence(self, connection: Line) -> int:
-        connection.ask(
-            f"UPDATE {self._place.sinks} SET fence = fence + 1, generation = $2 WHERE sink = $1 AND generation <= $2",
-            self._prefix,
-            self.generation,
-        )
+        raised = "SET fence = fence + 1, generation = $2 WHERE sink = $1 AND generation <= $2"
+        connection.ask(f"UPDATE {self._place.sinks} {raised}", self._prefix, self.generation)
         self._end(connection, "driver", self.generation - 1)
         return self._end(connection, "writer", self.generation)
 
@@ -98,14 +95,12 @@ class PostgresDialect(Dialect[Line]):
         )
 
     def prune(self, connection: Line, before: int) -> None:
-        connection.ask(
+        statement = (
             f"WITH gone AS (DELETE FROM {self._place.markers} WHERE sink = $1 AND epoch < $2 AND generation <= $3 "
             f"RETURNING at) UPDATE {self._place.sinks} SET pruned = GREATEST(pruned, (SELECT max(at) FROM gone)) "
-            "WHERE sink = $1 AND EXISTS (SELECT FROM gone)",
-            self._prefix,
-            before,
-            self.generation,
+            "WHERE sink = $1 AND EXISTS (SELECT FROM gone)"
         )
+        connection.ask(statement, self._prefix, before, self.generation)
 
     # Prepared transactions
 
@@ -178,14 +173,11 @@ class PostgresDialect(Dialect[Line]):
         return there
 
     def mark(self, connection: Line, committable: Committable, epoch: int) -> None:
-        connection.ask(
-            f"INSERT INTO {self._place.markers} (sink, writer, epoch, generation, at) VALUES ($1, $2, $3, $4, $5)",
-            self._prefix,
-            name_of(committable),
-            epoch,
-            self.generation,
-            committable.payload["at"],
+        statement = (
+            f"INSERT INTO {self._place.markers} (sink, writer, epoch, generation, at) VALUES ($1, $2, $3, $4, $5)"
         )
+        values = name_of(committable), epoch, self.generation, committable.payload["at"]
+        connection.ask(statement, self._prefix, *values)
 
     def move(self, connection: Line, committable: Committable) -> int:
         """Drops the staging table, unless rows are missing."""

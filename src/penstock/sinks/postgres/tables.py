@@ -44,8 +44,7 @@ LEFT JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.collnamespace
 WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-# Tables that a crash of the server would empty, although markers prove their rows; and those of other servers, which
-# commit separately.
+# Also the tables that a crash of the server would empty, and those of other servers, which commit separately.
 _TARGET = """
 SELECT c.oid::bigint, c.relkind::text, ARRAY(
     SELECT p.relname::text FROM pg_catalog.pg_class p

@@ -124,8 +124,7 @@ class _Pool:
         self._pid = os.getpid()
         self._idle: dict[str, list[Any]] = {}
         self._lent: weakref.WeakSet[ArrowSession] = weakref.WeakSet()
-        # At the end of the process the garbage collector may close a connection before its cursor, or after the
-        # client's modules are gone, and the client prints that to the terminal.
+        # Closed by the garbage collector, a connection may go before its cursor, which the client prints.
         atexit.register(self.close)
 
     def lent(self, session: ArrowSession) -> None:
@@ -228,20 +227,16 @@ class PostgresWriter(Writer):
             return NOTHING
         scope = self._scope
         with self._mapper.mapped("preparing", self._conflict):
-            if not self._staged:
-                self._count(session)
             if self._staged:
                 fences = session.ask(f"SELECT fence FROM {self._place.sinks} WHERE sink = $1", scope.sink.prefix)
             else:
-                fences = session.ask(
+                self._count(session)
+                statement = (
                     f"INSERT INTO {self._place.markers} (sink, writer, epoch, generation, at) "
-                    f"VALUES ($1, $2, $3, $4, $5) RETURNING (SELECT fence FROM {self._place.sinks} WHERE sink = $1)",
-                    scope.sink.prefix,
-                    self._name,
-                    scope.epoch,
-                    scope.sink.generation,
-                    self._at,
+                    f"VALUES ($1, $2, $3, $4, $5) RETURNING (SELECT fence FROM {self._place.sinks} WHERE sink = $1)"
                 )
+                run = scope.sink.prefix, self._name, scope.epoch, scope.sink.generation
+                fences = session.ask(statement, *run, self._at)
             known = scope.hints.get("fence")
             if known is not None and (fences[0][0] if fences else None) != known:
                 raise self._mapper.fenced(self._name)

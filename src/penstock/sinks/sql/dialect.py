@@ -81,8 +81,7 @@ class Proof:
 
 
 class Dialect(ABC, Generic[C]):
-    """One sink in one database. Verbs raise the client's errors, which `mapper` explains; they retry only where their
-    docstring says so, and never wait beyond the deadline of their connection."""
+    """One sink in one database. Verbs raise the client's errors, and never wait beyond their connection's deadline."""
 
     generation: int
     mapper: ErrorMapper
@@ -120,8 +119,7 @@ class Dialect(ABC, Generic[C]):
 
     @abstractmethod
     def fence(self, connection: C) -> int:
-        """Raise the fence, unless a newer run has, and end sessions of this and older runs that could still prepare, if
-        sessions can be identified; how many there were."""
+        """Raise the fence, unless a newer run has, and end sessions that could still prepare; how many."""
 
     @abstractmethod
     def prove(self, connection: C, writers: Collection[str]) -> Proof:

@@ -89,8 +89,7 @@ def literal(text: str) -> str:
 
 
 def split_table(text: str, sink: str) -> tuple[str | None, str]:
-    """Schema (or None) and table of `table`, `schema.table`, `"Odd.Schema"."Odd Table"`. Names are used as written,
-    without folding to lower or upper case."""
+    """Schema (or None) and table of `table` or `schema.table`, quoted or not; case is kept."""
     match = _TABLE.fullmatch(text)
     if match is not None:
         schema, table = (
@@ -164,8 +163,7 @@ class Column:
 def compare(
     given: Iterable[tuple[str, str]], table: Sequence[Column], where: str, refusal: Callable[[str, Column], str | None]
 ) -> None:
-    """`SchemaMismatch`, naming every difference at once, where rows of `given` (name, type) cannot go into `table`.
-    `refusal` returns why a type cannot go into a column; None if it can."""
+    """`SchemaMismatch` with every reason why rows of `given` (name, type) cannot go into `table`."""
     by_name = {column.name: column for column in table}
     wrong: list[str] = []
     names: set[str] = set()
@@ -215,8 +213,7 @@ class UniqueIndex:
         return not self.parts and self.columns == frozenset(key)
 
     def may_disagree_with(self, key: Collection[str], never_equal: Collection[str]) -> bool:
-        """Whether it can match a row with another key. It cannot if it compares the key as well, or a column of
-        `never_equal`, which differs between any two rows."""
+        """Whether it can match a row with another key; a column of `never_equal` differs in any two rows."""
         return not (self.columns >= frozenset(key) or self.columns & frozenset(never_equal))
 
 

@@ -71,8 +71,7 @@ class TableCommitter(Committer):
         self._asked: Future[Known | None] | None = None
 
     def hints(self) -> Mapping[str, Any]:
-        """The table's state now, so that not every task has to look. Not that of the last epoch: the table's log may
-        have been cut off behind it. Without an answer there is no hint, and each writer looks for itself."""
+        """The table's state now; without an answer each writer looks for itself."""
         if self._asked is None or self._asked.done():
             self._asked = self._in_a_thread(self._look)
         asked = self._asked

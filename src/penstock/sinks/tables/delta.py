@@ -89,8 +89,7 @@ class DeltaTarget(Target):
 
     def _updated(self) -> bool:
         """Whether there is a table; then its state is the newest."""
-        # A table that was dropped and created again has other entries under the same numbers, and the library would
-        # apply the new ones to the old state.
+        # The library would apply the entries of a table that was created again to the state of the dropped one.
         if self._table is not None and self._digest(self._table.version()) == self._entry:
             self._table.update_incremental()
         else:
@@ -195,17 +194,7 @@ class DeltaTarget(Target):
         with self.translate_errors():
             try:
                 table.create_write_transaction(
-                    [
-                        AddAction(
-                            path=file["name"],
-                            size=file["bytes"],
-                            partition_values=file["about"]["partition"],
-                            modification_time=file["about"]["modified"],
-                            data_change=True,
-                            stats=file["about"]["stats"],
-                        )
-                        for file in change.files
-                    ],
+                    [_added(file["name"], file["bytes"], **file["about"]) for file in change.files],
                     mode="append",
                     schema=table.schema(),
                     partition_by=list(table.metadata().partition_columns),
@@ -252,6 +241,10 @@ def _notes(kind: Any, inside: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield from _notes(field["type"], path)
     for part in ("elementType", "keyType", "valueType"):
         yield from _notes(kind.get(part), (*inside, part))
+
+
+def _added(name: str, size: int, *, partition: dict[str, str | None], modified: int, stats: str) -> AddAction:
+    return AddAction(name, size, partition, modified, data_change=True, stats=stats)
 
 
 def _entry(version: int) -> str:
@@ -304,8 +297,7 @@ def open_folder(path: str, options: Mapping[str, str]) -> Tree:
 
 
 def statistics(file: Written, schema: pa.Schema, indexed: int = INDEXED) -> str:
-    """The `stats` of an add action, as JSON, from the file's footer. Readers skip files by these numbers, so a wrong
-    one loses rows in every later query. Uncertain ones are left out: the file is only read more often."""
+    """The `stats` of an add action. A wrong one loses rows in every later query, so uncertain ones are left out."""
     names = schema.names if indexed < 0 else schema.names[:indexed]
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}

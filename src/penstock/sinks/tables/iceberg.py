@@ -130,8 +130,7 @@ class IcebergTarget(Target):
         space = self._name.rpartition(".")[0]
         with self.translate_errors():
             catalog = self._connected()
-            # Several tasks create the first epoch's table at once. Each catalog has its own error for the late ones;
-            # it is enough that the table exists.
+            # Several tasks may create it at once, and each catalog has its own error for the late ones.
             _patiently(lambda: catalog.create_namespace_if_not_exists(space), lambda: catalog.namespace_exists(space))
             _patiently(lambda: self._create(catalog, schema), lambda: catalog.table_exists(self._name))
 
@@ -211,19 +210,11 @@ class IcebergTarget(Target):
         for name in _BOUNDS:
             stats[name] = {int(key): base64.b64decode(value) for key, value in about[name].items()}
         return DataFile.from_args(
-            content=DataFileContent.DATA,
-            file_path=about["path"],
-            file_format=FileFormat.PARQUET,
-            partition=Record(*about["partition"]),
-            file_size_in_bytes=file["bytes"],
-            record_count=about["record_count"],
-            split_offsets=about["split_offsets"],
-            sort_order_id=None,
-            spec_id=self._table.metadata.default_spec_id,
-            equality_ids=None,
-            key_metadata=None,
-            **stats,
-        )
+            content=DataFileContent.DATA, file_path=about["path"], file_format=FileFormat.PARQUET,
+            partition=Record(*about["partition"]), file_size_in_bytes=file["bytes"], record_count=about["record_count"],
+            split_offsets=about["split_offsets"], sort_order_id=None, spec_id=self._table.metadata.default_spec_id,
+            equality_ids=None, key_metadata=None, **stats,
+        )  # fmt: skip
 
     def _connected(self) -> Any:
         if self._catalog is None:
