@@ -1,6 +1,4 @@
-"""One attempt at one epoch: its input, its notes, the watchdog that ends one that takes too long, and the gate that the
-epochs of a query pass one by one.
-"""
+"""An attempt at an epoch, the watchdog that ends one that takes too long, and the gate that epochs pass one by one."""
 
 from __future__ import annotations
 

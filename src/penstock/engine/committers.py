@@ -177,12 +177,10 @@ def refuse_unknown_runs(
     if not any(leftover.generation > scope.generation for leftover in leftovers):
         return
     known = newest()  # asked after the look: a run that has registered since is in it
-    unknown = sorted(
-        (leftover for leftover in leftovers if leftover.generation > known), key=lambda leftover: leftover.name
-    )
+    unknown = [leftover for leftover in leftovers if leftover.generation > known]
     if unknown:
         generations = ", ".join(map(str, sorted({leftover.generation for leftover in unknown})))
-        shown = ", ".join(leftover.name for leftover in unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        shown = ", ".join(sorted(leftover.name for leftover in unknown)[:3]) + (", …" if len(unknown) > 3 else "")
         raise LedgerLost(
             f"Sink {scope.uid!r} of job {scope.job!r} has {len(unknown)} open transactions of generation {generations} "
             f"and the newest run in the ledger is {known}: {shown}. The checkpoint was deleted or replaced by an older "
@@ -205,11 +203,7 @@ def refuse_lost_rows(
     rows = dict[int, int]()
     for decision in ledger.decisions_before(epoch, query) if unchecked else ():
         number = decision.id.epoch
-        newest = [
-            committable
-            for committable in decision.to_commit
-            if committable.sink in unchecked and not committable.logged
-        ]
+        newest = [item for item in decision.to_commit if item.sink in unchecked and not item.logged]
         missing = committers.missing(number, newest, deadline) if newest else {}
         ruled = ledger.ruled(number, query, newest) if missing else {}
         missing = {writer: remedy for writer, remedy in missing.items() if writer not in ruled}

@@ -297,13 +297,8 @@ class Drainer:
 
         No task writes now, so what else is open was given up by one; it would hold up readers, or hold locks."""
         deadline = Deadline(self._timing.abort_seconds)
-        later = [
-            committable
-            for waiting in self._backlog.entries()
-            if waiting.epoch > entry.epoch
-            for committable in waiting.prepared
-        ]
-        if later:
+        behind = [waiting for waiting in self._backlog.entries() if waiting.epoch > entry.epoch]
+        if later := [prepared for waiting in behind for prepared in waiting.prepared]:
             self._own_committer().abort(later, deadline)
         self._own_committer().abort_dangling(entry.prepared, deadline)
         self.hints = self._own_committer().hints()
@@ -323,11 +318,8 @@ class Drainer:
                 to_do="see that the target system answers. If it has forgotten them for good: stop the job, then"
                 " penstock transactions resolve.",
             )
-        return tuple(
-            committable
-            for committable in entry.committables
-            if committable.at_sink is None or outcomes[committable.id] is Outcome.LOST
-        )
+        lost = [item for item in entry.committables if item.at_sink is None or outcomes[item.id] is Outcome.LOST]
+        return tuple(lost)
 
     def _commit_prepared(self, entry: Entry) -> dict[WriterId, Outcome]:
         """What is proven of each, or ruled where nothing can be."""
@@ -345,11 +337,9 @@ class Drainer:
         decided = self._ledger.decisions(entry.epoch, self._id)
         if decided:  # by a drainer that had proof of each: it rewrote what was lost, and only that
             lost = {committable.id for decision in decided for committable in decision.committables}
-            proven = {
-                committable.id: Outcome.LOST if committable.id in lost else Outcome.ALREADY_COMMITTED
-                for committable in unknown
+            return outcomes | {
+                item.id: Outcome.LOST if item.id in lost else Outcome.ALREADY_COMMITTED for item in unknown
             }
-            return outcomes | proven
         return outcomes | self._ledger.ruled(entry.epoch, self._id, unknown)
 
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:

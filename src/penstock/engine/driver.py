@@ -14,20 +14,12 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock import errors
 from penstock.checkpoint.decision import Claim, Committable, Decision, Outcome, WriterId
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.committers import Committers, refuse_lost_rows
-from penstock.errors import (
-    CheckpointBehind,
-    OutcomeUnknown,
-    PenstockError,
-    PreCommitFailed,
-    ReplayDiffers,
-    Superseded,
-    WritersLost,
-)
 from penstock.failpoints import failpoint
 from penstock.logs import bound
 
@@ -131,8 +123,7 @@ class LedgerRun:
 
     def refuse_superseded(self) -> None:
         """`Superseded` if a newer run has registered. Called before a write that no coroutine asks for."""
-        newest = self._registered.newest_generation()
-        if newest > self.generation:
+        if (newest := self._registered.newest_generation()) > self.generation:
             raise explain_stop(protocol.Fenced(self.generation, newest), self.query, self._where)
 
     # Its sinks
@@ -142,11 +133,7 @@ class LedgerRun:
     ) -> dict[WriterId, Outcome]:
         """The proven outcome of each; an operator's ruling where nothing can be proven (`transactions resolve`)."""
         outcomes = self.committers.commit(epoch, committables, deadline or Deadline(self.timing.commit_seconds))
-        unknown = [
-            committable
-            for committable in committables
-            if outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
-        ]
+        unknown = [item for item in committables if outcomes.get(item.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
         return outcomes | self.ledger.ruled(epoch, self.query_id(), unknown) if unknown else outcomes
 
     def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
@@ -172,8 +159,7 @@ class LedgerRun:
         self.abort_known(keep, deadline, without)
 
     def abort_known(self, keep: Sequence[Committable], deadline: Deadline, without: Collection[str] = ()) -> None:
-        count = self.committers.abort_dangling(keep, deadline, without)
-        if count:
+        if count := self.committers.abort_dangling(keep, deadline, without):
             self.emit("aborted", None, count=count)
 
     def emit(self, event: str, epoch: int | None, **fields: Any) -> None:
@@ -188,18 +174,18 @@ def _epoch_of(action: Any) -> int | None:
     return getattr(action, "epoch", None)
 
 
-def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> PenstockError:
+def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> errors.PenstockError:
     """The named error for a protocol stop. A Penstock error that ended a pre-commit is returned as it is."""
     match stop:
         case protocol.Fenced():
-            return Superseded(
+            return errors.Superseded(
                 f"Generation {stop.own} of query {query!r} has been superseded by generation {stop.newest}.",
                 safe="this run has written nothing since, and the newer run goes on from what was decided.",
                 to_do="nothing, if you started the newer run on purpose; else stop one of the two.",
             )
         case protocol.LogBehind():
             goes_on = f"goes on with epoch {stop.found}, its ledger with epoch {stop.epoch}"
-            return CheckpointBehind(
+            return errors.CheckpointBehind(
                 f"Spark's checkpoint of query {query!r} {goes_on}: what is between is visible, or decided, and"
                 f" {checkpoint} has lost it."
                 if stop.epoch > stop.found
@@ -210,15 +196,15 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 " the ledger; or go on from a savepoint; or, to read it all again on purpose, use another query uid.",
             )
         case protocol.NotPrepared():
-            if isinstance(stop.error, PenstockError):
+            if isinstance(stop.error, errors.PenstockError):
                 return stop.error
-            return PreCommitFailed(
+            return errors.PreCommitFailed(
                 f"Epoch {stop.epoch} of query {query!r} failed before its decision: {_first_lines(stop.error)}",
                 safe="everything it had prepared is aborted; the epoch replays from the same positions.",
                 to_do="see the cause above; the restart strategy says whether the job tries again.",
             )
         case protocol.Unproven():
-            return OutcomeUnknown(
+            return errors.OutcomeUnknown(
                 f"Epoch {stop.decision.id.epoch} of query {query!r} is decided, but whether {_writers(stop.writers)}"
                 " are committed could not be proven in time.",
                 safe="the decision is durable; nothing is guessed, nothing doubled. The next start asks again.",
@@ -226,7 +212,7 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 " penstock transactions resolve.",
             )
         case protocol.Lost():
-            return WritersLost(
+            return errors.WritersLost(
                 f"Epoch {stop.decision.id.epoch} of query {query!r} is decided, but the target system has ended"
                 f" {_writers(stop.writers)}.",
                 safe="the decision and its counts and checksums are durable; the restart rewrites just these writers.",
@@ -235,7 +221,7 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
         case protocol.Differs():
             if stop.dealt_out:
                 return _dealt_out(stop, query)
-            return ReplayDiffers(
+            return errors.ReplayDiffers(
                 f"Epoch {stop.replay.decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)};"
                 f" the replay differs at {_writers(stop.writers)}"
                 f" ({_counts(stop.replay.decision, stop.writers)}).",
@@ -245,14 +231,14 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 f"{stop.replay.decision.id.epoch}, repair the missing rows by hand, and make the plan deterministic or"
                 " raise the transaction timeout.",
             )
-    return PenstockError(str(stop))
+    return errors.PenstockError(str(stop))
 
 
-def _dealt_out(stop: protocol.Differs, query: str) -> ReplayDiffers:
+def _dealt_out(stop: protocol.Differs, query: str) -> errors.ReplayDiffers:
     decision, prepared = stop.replay.decision, stop.prepared
     before, now = (sum(bool(committable.rows) for committable in side.committables) for side in (decision, prepared))
     cores = f"{decision.parallelism} cores" if decision.parallelism is not None else "the same number of cores"
-    return ReplayDiffers(
+    return errors.ReplayDiffers(
         f"Epoch {decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)}; the replay has the very"
         f" same rows, but Spark has dealt them out to {now} writers with {prepared.parallelism} cores. {before} writers"
         f" wrote them, with {cores}, so the lost rows cannot be distinguished from the visible ones.",
@@ -273,12 +259,11 @@ def _writers(writers: Sequence[WriterId]) -> str:
 
 
 def _counts(decision: Decision, writers: Sequence[WriterId]) -> str:
-    decided = {committable.id: committable.rows for committable in decision.committables}
+    rows = {committable.id: committable.rows for committable in decision.committables}
     return "decided rows: " + ", ".join(
-        f"{sink}/{number}={decided.get((sink, number), 0)}" for sink, number in writers[:8]
+        f"{sink}/{number}={rows.get((sink, number), 0)}" for sink, number in writers[:8]
     )
 
 
 def _first_lines(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return "\n".join(text.splitlines()[:6])
+    return "\n".join((str(error).strip() or type(error).__name__).splitlines()[:6])

@@ -78,7 +78,7 @@ class InFlight:
         if self._id is not None:
             return
         self._id, self._generation = query_id, generation
-        gone = [uid for uid in self._storage.list(query_id) if uid not in self._sinks and self._waits(query_id, uid)]
+        gone = [uid for uid in self._storage.list(query_id) if uid not in self._sinks and self._has(uid, BACKLOG)]
         if gone:
             raise UidChanged(
                 f"The in-flight log of query {self._query!r} still holds rows for the sinks {gone}, but the program has"
@@ -96,7 +96,7 @@ class InFlight:
         """Begin to deliver, once recovery is over."""
         for uid, backlog in self._backlogs.items():
             # Also where nothing waits: a drainer of an older run may still live, and leave something open.
-            if uid not in self._drainers and (self._limits.logged or backlog.count or self._drained_before(uid)):
+            if uid not in self._drainers and (self._limits.logged or backlog.count or self._has(uid, DRAIN)):
                 self._drainer(uid).start()
 
     def drainers(self) -> dict[str, Drainer]:
@@ -142,8 +142,8 @@ class InFlight:
 
     def prepared(self) -> list[Committable]:
         """What waiting epochs have prepared at the sinks: it must stay open there."""
-        entries = [entry for backlog in self._backlogs.values() for entry in backlog.entries()]
-        return [committable for entry in entries for committable in entry.prepared]
+        waiting = [entry for backlog in self._backlogs.values() for entry in backlog.entries()]
+        return [prepared for entry in waiting for prepared in entry.prepared]
 
     def behind(self) -> list[str]:
         """The sinks for which rows are to be written from the log, or which do not answer now."""
@@ -165,8 +165,7 @@ class InFlight:
         self.start()
         throttled, began = False, time.monotonic()
         while self._full():
-            failure = self.failure
-            if failure is not None:
+            if (failure := self.failure) is not None:
                 raise failure
             gate.check()
             if not throttled:
@@ -207,8 +206,7 @@ class InFlight:
         log file is seen before anything is decided on it."""
         sealed: list[Committable] = []
         for uid in self._sinks:
-            own = [committable for committable in committables if committable.sink == uid]
-            if own:
+            if own := [committable for committable in committables if committable.sink == uid]:
                 confirm(self._backlogs[uid].logs, (log_of(committable) for committable in own))
                 sealed.extend(self._sealed_sink(own, seal))
             else:
@@ -238,11 +236,8 @@ class InFlight:
             if self._limits.max_concurrent == 1 and self._in_turn(uid, epoch)
         }
         direct = {uid: own for uid, own in direct.items() if len(own) == len(by_sink[uid])}
-        outcomes: Mapping[WriterId, Outcome] = {}
-        if direct:
-            outcomes = commit_at_sinks(
-                epoch, [committable for own in direct.values() for committable in own], self._patience()
-            )
+        at_sinks = [prepared for own in direct.values() for prepared in own]
+        outcomes = commit_at_sinks(epoch, at_sinks, self._patience()) if direct else {}
         visible = True
         for uid, own in by_sink.items():
             if uid in direct and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in own):
@@ -280,8 +275,7 @@ class InFlight:
 
     def _in_turn(self, uid: str, epoch: int) -> bool:
         """Whether all before it is delivered, and it is not: only then may it become visible at once."""
-        backlog = self._backlogs[uid]
-        return epoch > backlog.drained and not backlog.count
+        return epoch > self._backlogs[uid].drained and not self._backlogs[uid].count
 
     def _full(self) -> bool:
         if not self._limits.logged:
@@ -296,16 +290,12 @@ class InFlight:
         return Deadline(max(_LEAST_SECONDS, self._limits.aligned_timeout_seconds))
 
     def _wait(self) -> None:
-        for backlog in self._backlogs.values():
-            if backlog.count:
-                backlog.wait(_LOOK_EVERY)
-                return
+        waiting = next((backlog for backlog in self._backlogs.values() if backlog.count), None)
+        if waiting is not None:
+            waiting.wait(_LOOK_EVERY)
 
-    def _drained_before(self, uid: str) -> bool:
-        return bool(self._storage.list(f"{self._id}/{uid}/{DRAIN}"))
-
-    def _waits(self, query_id: str, uid: str) -> bool:
-        return bool(self._storage.list(f"{query_id}/{uid}/{BACKLOG}"))
+    def _has(self, uid: str, folder: str) -> bool:
+        return bool(self._storage.list(f"{self._id}/{uid}/{folder}"))
 
 
 def _newest(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

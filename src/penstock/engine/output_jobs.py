@@ -22,19 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.engine import task
 from penstock.engine.checksum import rule_for, with_hashes
-from penstock.engine.task import (
-    RESULT_SCHEMA,
-    Assignment,
-    Route,
-    Writing,
-    answer_of,
-    report,
-    row_bytes_of,
-    run_writer,
-    with_plain_names,
-    writer_task,
-)
+from penstock.engine.task import Assignment, Route, Writing
 from penstock.errors import PenstockError, PreCommitFailed, StrayTask
 
 if TYPE_CHECKING:
@@ -119,13 +109,14 @@ class EachEpoch:
     def run(self, frame: DataFrame, sink: TwoPhaseSink, assign: Assign, rule: int | None) -> list[Answer]:
         shaped = sink.shape(frame)
         rule = rule_for(shaped) if rule is None else rule
-        rows, names = with_plain_names(with_hashes(shaped, rule))
+        rows, names = task.with_plain_names(with_hashes(shaped, rule))
         assignment = assign()
         uid = assignment.scope.uid
         with self._sizes.bound_batches(rows.sparkSession.conf, uid):
-            reports = rows.mapInArrow(writer_task(sink, assignment, rule=rule, names=names), RESULT_SCHEMA).collect()
+            writer = task.writer_task(sink, assignment, rule=rule, names=names)
+            reports = rows.mapInArrow(writer, task.RESULT_SCHEMA).collect()
         answers: list[Answer] = [json.loads(row[0]) for row in reports]
-        self._sizes.learn(uid, map(row_bytes_of, answers))
+        self._sizes.learn(uid, map(task.row_bytes_of, answers))
         return answers
 
 
@@ -206,10 +197,10 @@ def planned_task(
         try:
             assignment = from_text(context.getLocalProperty(PROPERTY), scope, context.getLocalProperty(SPARK_BATCH))
         except PenstockError as error:
-            yield answer_of(report(context, {"error": error.to_json()}))
+            yield task.answer_of(task.report(context, {"error": error.to_json()}))
             return
-        result = run_writer(context, sink, assignment, batches, rule=rule, names=names)
-        yield answer_of(report(context, {**result, "of": _of(assignment)}))
+        result = task.run_writer(context, sink, assignment, batches, rule=rule, names=names)
+        yield task.answer_of(task.report(context, {**result, "of": _of(assignment)}))
 
     return run
 
@@ -237,7 +228,7 @@ class Planned:
             if "error" not in answer and answer.get("of") != _of(assignment):
                 raise _not_this_attempt(f"Spark gave an answer to {answer.get('of')}, not to {_of(assignment)}")
         self._few = len(answers) <= _FEW
-        self._sizes.learn(uid, map(row_bytes_of, answers))
+        self._sizes.learn(uid, map(task.row_bytes_of, answers))
         self._sizes.bound_next(lambda: session.conf, uid)
         return answers
 

@@ -134,16 +134,14 @@ class Inputs:
     def begin(self, barrier: Barrier) -> None:
         """Before the tasks of an epoch that ends at `barrier`."""
         for uid, source in self._sources.items():
-            new = self._positions(uid, barrier).keys() - self._known[uid].keys()
-            if new:
+            if new := self._positions(uid, barrier).keys() - self._known[uid].keys():
                 self._compare(uid, source.identities(new), ())
 
     def confirm(self, epoch: int, barrier: Barrier) -> None:
         """After the tasks of an epoch have ended, before it is decided."""
         for uid, source in self._sources.items():
             now, before = self._positions(uid, barrier), self._confirmed.get(uid, {})
-            read = [name for name in now if now[name] != before.get(name)]
-            if read:
+            if read := [name for name in now if now[name] != before.get(name)]:
                 self._compare(uid, source.identities(read), read)
                 self._confirmed[uid] = now
         if not self._final_checkpoint and self._plan.bounded and self._plan.finished_at(barrier):
@@ -184,10 +182,9 @@ class Inputs:
         if not new:
             return
         number = max(layout.numbers(self._storage.list(layout.SOURCE_IDS)), default=0) + 1
+        data = layout.seal(_KIND, {"source": uid, "ids": new})
         try:
-            self._storage.create(
-                layout.numbered(layout.SOURCE_IDS, number), layout.seal(_KIND, {"source": uid, "ids": new})
-            )
+            self._storage.create(layout.numbered(layout.SOURCE_IDS, number), data)
             known.update(new)
         except AlreadyExists:
             self._known = self._read()  # another run of the query was quicker: compare with what it has recorded
@@ -197,8 +194,7 @@ class Inputs:
         known: dict[str, dict[str, str]] = {}
         for number in layout.numbers(self._storage.list(layout.SOURCE_IDS)):
             name = layout.numbered(layout.SOURCE_IDS, number)
-            data = self._storage.read(name)
-            if data is not None:
+            if (data := self._storage.read(name)) is not None:
                 body = layout.unseal(_KIND, data, f"{self._storage.location}/{name}")
                 known.setdefault(body["source"], {}).update(body["ids"])
         return known

@@ -122,8 +122,7 @@ class EpochOutputs:
             answers = self._attempt.jobs.run(frame, self._sinks[uid], lambda: self.assignments.of(uid), rule)
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
-            fault = fault_in(str(error))
-            if fault is not None:
+            if (fault := fault_in(str(error))) is not None:
                 raise fault from error
             raise
         self.committables.extend(committable(uid, answer) for answer in answers)
@@ -282,18 +281,12 @@ class Preparation:
 
     def _sealed(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
         """Each sink confirms what its writers prepared."""
-        written = [
-            committable
-            for committable in committables
-            if committable.rows and (only is None or committable.sink in only)
-        ]
+        written = [item for item in committables if item.rows and (only is None or item.sink in only)]
         deadline = Deadline(self._limits.commit_timeout_seconds)
-        sealed = list(
-            self._committers.seal([committable for committable in written if not committable.logged], deadline)
-        )
+        sealed = [*self._committers.seal([item for item in written if not item.logged], deadline)]
         if self._inflight is not None:
             # Of several epochs under way the drainer commits each.
             seal = self._committers.seal if self._limits.max_concurrent == 1 else self._committers.seal_for_others
-            sealed.extend(self._inflight.sealed([committable for committable in written if committable.logged], seal))
+            sealed += self._inflight.sealed([item for item in written if item.logged], seal)
         by_id = {committable.id: committable for committable in sealed}
         return tuple(by_id.get(committable.id, committable) for committable in committables)

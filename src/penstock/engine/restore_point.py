@@ -14,21 +14,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock import errors
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.layout import FIRST, LEDGER, QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.checkpoint.ledger import Ledger
 from penstock.engine import protocol, settlement
 from penstock.engine.driver import explain_stop
 from penstock.engine.settlement import JobLedgers, QueryLedger
-from penstock.errors import (
-    ConfigurationError,
-    SavepointError,
-    SavepointIncomplete,
-    Superseded,
-    TransactionRefused,
-    UidChanged,
-    WritersLost,
-)
 from penstock.progress import throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.restore import Restorer, report_restore
@@ -96,7 +88,7 @@ class RestorePoint:
         histories = Histories(self._storage)
         histories.void_unrecorded()
         if histories.current() != self._current:
-            raise Superseded(
+            raise errors.Superseded(
                 f"Job {self._job!r} was restored while this run started.",
                 safe="this run has started no query; what is restored counts.",
                 to_do="nothing if the restored job runs; otherwise start it again.",
@@ -109,7 +101,7 @@ class RestorePoint:
         gone = sorted(known - self._plans.keys())
         if gone and not self._allow:
             new = sorted(self._plans.keys() - known)
-            raise UidChanged(
+            raise errors.UidChanged(
                 f"The checkpoint of job {self._job!r} has the queries {sorted(known)}, the program has"
                 f" {sorted(self._plans)}: {gone} would be left behind"
                 + (f" and {new} start from the beginning." if new else "."),
@@ -136,13 +128,12 @@ class LastRun:
         same protocol; raises `SavepointError` where that takes the plan, and so a start."""
         try:
             ledgers = JobLedgers.at(self._folder.location, self._spark)
-        except ConfigurationError:
+        except errors.ConfigurationError:
             return  # the job has never run
         for query in ledgers.queries:
             recovers = finish and query.uid in self._plans
-            self._generations[query.uid] = (
-                self._finish(ledgers, query) if recovers else settlement.fence(ledgers, query)
-            )
+            register = self._finish if recovers else settlement.fence
+            self._generations[query.uid] = register(ledgers, query)
 
     def refuse_superseded(self) -> None:
         """Raise `Superseded` where a run has registered since: the copy lacks what it does."""
@@ -154,8 +145,8 @@ class LastRun:
     def _finish(self, ledgers: JobLedgers, query: QueryLedger) -> int:
         try:
             return settlement.finish(ledgers, query, self._plans[query.uid].sinks)
-        except (TransactionRefused, WritersLost) as error:
-            raise SavepointError(
+        except (errors.TransactionRefused, errors.WritersLost) as error:
+            raise errors.SavepointError(
                 f"The newest checkpoint of query {query.uid!r} cannot be finished without its plan: {error.happened}",
                 safe="nothing was restored; what is decided is kept.",
                 to_do="start the job once without -s and let it complete an epoch; then restore.",
@@ -182,7 +173,7 @@ class Claim:
             return None
         try:
             claimed = savepoint.read(tree_at(restored.source, spark))
-        except SavepointIncomplete:
+        except errors.SavepointIncomplete:
             return None
         return cls(restored, queries, spark) if claimed.id == restored.savepoint else None
 

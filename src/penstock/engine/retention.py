@@ -27,27 +27,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.layout import (
-    BACKLOG,
-    CHECKPOINTS,
-    CLAIMS,
-    DELETING,
-    EPOCHS,
-    FIRST,
-    GENERATIONS,
-    GLOBAL,
-    IDENTITY,
-    INFLIGHT,
-    LEDGER,
-    PROBE,
-    QUERIES,
-    RESTORES,
-    RESTORING,
-    is_history,
-    query_file,
-    query_uids,
-    seal,
-)
+from penstock.checkpoint import layout
 from penstock.errors import LedgerError, PenstockError
 
 if TYPE_CHECKING:
@@ -64,7 +44,8 @@ RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 _MIN_BATCHES = 2  # recovery looks at the epoch before the last
 _MARK = re.compile(r"^[0-9a-f]{12}\.json$")
 _NUMBERED = re.compile(r"^(\d+)\.json$")
-_OF_A_QUERY = (INFLIGHT, CHECKPOINTS, f"{LEDGER}/{EPOCHS}", f"{LEDGER}/{CLAIMS}", f"{LEDGER}/{PROBE}")
+_IN_LEDGER = (f"{layout.LEDGER}/{name}" for name in (layout.EPOCHS, layout.CLAIMS, layout.PROBE))
+_OF_A_QUERY = (layout.INFLIGHT, layout.CHECKPOINTS, *_IN_LEDGER)
 
 
 @contextlib.contextmanager
@@ -137,7 +118,7 @@ class JobFolder:
                 return f"query {uid} has not run"
             if self._newest(uid) > generation:
                 return f"generation {self._newest(uid)} of query {uid} has taken over"
-            waiting = self._waiting(f"{uid}/{INFLIGHT}")
+            waiting = self._waiting(f"{uid}/{layout.INFLIGHT}")
             if waiting:
                 return f"{waiting} holds rows that are not delivered yet"
             for part in self._parts(uid):
@@ -147,48 +128,49 @@ class JobFolder:
 
     def _parts(self, uid: str) -> list[str]:
         """Every history of Spark's, and what belongs to all histories."""
-        return [FIRST, *(name for name in self._storage.list(uid) if is_history(name) and name != FIRST), *_OF_A_QUERY]
+        histories = [name for name in self._storage.list(uid) if layout.is_history(name) and name != layout.FIRST]
+        return [layout.FIRST, *histories, *_OF_A_QUERY]
 
     def _newest(self, uid: str) -> int:
-        names = self._storage.list(f"{uid}/{LEDGER}/{GENERATIONS}")
+        names = self._storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}")
         return max((int(match[1]) for name in names if (match := _NUMBERED.match(name))), default=0)
 
     def _waiting(self, folder: str, depth: int = 2) -> str:
         """The first backlog with something in it: `<query>/inflight/<id>/<sink>/backlog`."""
-        if self._storage.list(f"{folder}/{BACKLOG}"):
-            return f"{folder}/{BACKLOG}"
+        if self._storage.list(f"{folder}/{layout.BACKLOG}"):
+            return f"{folder}/{layout.BACKLOG}"
         below = self._storage.list(folder) if depth else []
         return next(filter(None, (self._waiting(f"{folder}/{name}", depth - 1) for name in below)), "")
 
     def _delete(self, queries: Iterable[str], generations: Mapping[str, int]) -> str:
         """Delete every part; stops, and says why, at a run newer than `generations`: this one was then stalled for so
         long that another run finished the deletion and started over."""
-        known = set(query_uids(self._storage.list(QUERIES)))
+        known = set(layout.query_uids(self._storage.list(layout.QUERIES)))
         for uid in sorted(known | set(queries)):
             for part in self._parts(uid):
                 if uid in generations and self._newest(uid) > generations[uid]:
                     return f"generation {self._newest(uid)} of query {uid} has taken over"
                 self._trees.delete(f"{uid}/{part}")
-            self._storage.delete(f"{uid}/{LEDGER}/{IDENTITY}")
-        for folder in (GLOBAL, RESTORES, RESTORING):
+            self._storage.delete(f"{uid}/{layout.LEDGER}/{layout.IDENTITY}")
+        for folder in (layout.GLOBAL, layout.RESTORES, layout.RESTORING):
             for name in self._storage.list(folder):
                 if _NUMBERED.match(name):
                     self._storage.delete(f"{folder}/{name}")
         for uid in known:
-            self._storage.delete(query_file(uid))
-        for folder in (GLOBAL, RESTORES, RESTORING, QUERIES):
+            self._storage.delete(layout.query_file(uid))
+        for folder in (layout.GLOBAL, layout.RESTORES, layout.RESTORING, layout.QUERIES):
             self._trees.delete_if_empty(folder)
         return ""
 
     def _marks(self) -> list[str]:
-        return [f"{DELETING}/{name}" for name in self._storage.list(DELETING) if _MARK.match(name)]
+        return [f"{layout.DELETING}/{name}" for name in self._storage.list(layout.DELETING) if _MARK.match(name)]
 
     def _mark(self, generations: Mapping[str, int]) -> str:
-        name = f"{DELETING}/{secrets.token_hex(6)}.json"
-        self._storage.create(name, seal("deleting", {"generations": dict(generations), "time": time.time()}))
+        name = f"{layout.DELETING}/{secrets.token_hex(6)}.json"
+        self._storage.create(name, layout.seal("deleting", {"generations": dict(generations), "time": time.time()}))
         return name
 
     def _unmark(self, *marks: str) -> None:
         for mark in marks:
             self._storage.delete(mark)
-        self._trees.delete_if_empty(DELETING)
+        self._trees.delete_if_empty(layout.DELETING)

@@ -92,9 +92,7 @@ def start(
 
 def with_verification(plan: QueryPlan, checkpoint: str, spark: SparkSession, log: Callable[[], SparkLog]) -> QueryPlan:
     """`plan`, with sources asked before its body runs; as it is where none of them can tell."""
-    watched = [
-        (index, uid) for index, uid in enumerate(plan.positions) if uid is not None and plan.sources[uid].verifies
-    ]
+    watched = [(index, uid) for index, uid in enumerate(plan.positions) if uid and plan.sources[uid].verifies]
     if not watched:
         return plan
 

@@ -17,19 +17,19 @@ from penstock.config.operations import LEASE
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.engine.control import hooks
 from penstock.engine.coordinator import Coordinator
+from penstock.engine.preparation import write_as_it_is
 from penstock.errors import ConfigurationError
 from penstock.events import Events
 from penstock.job.session import writer_modules
 from penstock.naming import check_name
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import refuse_connect, require_shared
-from penstock.spark.query import RunningQuery, plan_with
+from penstock.spark.query import RunningQuery, current_execution, plan_with
+from penstock.storage.storage import local_path
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.contracts.plan import Outputs
 
 
 log = logging.getLogger("penstock")
@@ -134,9 +134,6 @@ class ExactlyOnce:
         return thread
 
     def _open(self, checkpoint: str, previous: int = 0) -> Coordinator:
-        def body(batch: DataFrame, outputs: Outputs) -> None:
-            outputs.write(batch, self._uid)
-
         limits = self._limits
         where = f"{checkpoint.rstrip('/')}/{PRIVATE}"
         running = RunningQuery(self._spark, self._execution)
@@ -149,7 +146,7 @@ class ExactlyOnce:
             ledger=ledger,
             log=spark_log_at(checkpoint, self._spark, known=version_of(self._spark).log_known),
             events=Events(),
-            body=body,
+            body=write_as_it_is(self._uid),
             executed_plan=running.executed_plan,
             running=running,
             checkpoints=self._limits,
@@ -158,20 +155,15 @@ class ExactlyOnce:
         )
 
     def _execution(self) -> Any:
-        spark_query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        jvm: Any = self._spark._jvm
-        query = (
-            self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
-            if spark_query_id
-            else None
-        )
-        if query is None:
+        in_query = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        execution = current_execution(self._spark) if in_query else None
+        if execution is None:
             raise ConfigurationError(
                 "The query was not started from the Spark session that penstock.exactly_once was created with.",
                 safe="nothing was written.",
                 to_do="pass that session: penstock.exactly_once(…, spark=session).",
             )
-        return query.streamingQuery()
+        return execution
 
     def _check_location(self, actual: str) -> None:
         expected = self._checkpoint
@@ -195,8 +187,6 @@ def _refuse_lease() -> None:
 
 
 def _plain(location: str) -> str:
-    from penstock.storage.storage import local_path
-
     path = local_path(location)
     return str(path.resolve()) if path is not None else location.rstrip("/")
 

@@ -57,11 +57,8 @@ Callback = Callable[[CheckpointInfo], None]
 
 
 class Callbacks:
-    """The user's functions, called when a checkpoint completes or is aborted.
-
-    They run in one thread, in the order of the checkpoints, so slow or failing ones neither delay nor break the job. An
-    error is logged with its trace and emitted as the event `callback_failed`.
-    """
+    """The user's functions, called when a checkpoint completes or is aborted: in one thread, in the order of the
+    checkpoints, so slow or failing ones neither delay nor break the job. Errors are the event `callback_failed`."""
 
     def __init__(self) -> None:
         self.complete: list[Callback] = []
@@ -114,10 +111,8 @@ class Callbacks:
 
 
 class Job:
-    """One streaming job: a name, its checkpoints, its sources and sinks.
-
-    `name` and the uids name everything the job leaves in other systems; changing one is starting another job.
-    """
+    """One streaming job: a name, its checkpoints, its sources and sinks. `name` and the uids name everything the job
+    leaves in other systems; changing one is starting another job."""
 
     def __init__(
         self,
@@ -191,8 +186,7 @@ class Job:
         """Decorate `f(batch, epoch)`: everything it writes with `epoch.write(frame, sink)` is under one decision.
 
         `sinks` names each output. The batch is computed once and kept while the function runs (`persist`), so that
-        all outputs are of the same rows even where the plan is not deterministic, or the epoch fails and replays.
-        """
+        all outputs are of the same rows even where the plan is not deterministic, or the epoch fails and replays."""
 
         def decorate(function: EpochFunction) -> EpochFunction:
             name = uid or str(getattr(function, "__name__", "epoch"))
@@ -236,37 +230,21 @@ class Job:
         what is unwise."""
         self._session.check(self._sinks.values())
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
-        findings: list[Finding] = []
-        for uid, source in self._sources.items():
-            findings.extend(source.check(context, uid))
-        for uid, sink in self._sinks.items():
-            findings.extend(sink.check(context, uid))
-        return findings
+        findings = [finding for uid, source in self._sources.items() for finding in source.check(context, uid)]
+        return findings + [finding for uid, sink in self._sinks.items() for finding in sink.check(context, uid)]
 
     def run(self, on_event: Listener | None = None) -> None:
         """Run until every bounded query is done, `stop` or `cancel` is called, SIGTERM or SIGINT comes, or the job
-        fails for good.
-
-        Raises what made it fail. When this returns, no epoch is half done. In a standby it waits for its turn first."""
+        fails for good: raises what made it fail. When this returns, no epoch is half done. A standby waits first."""
         self.started = True
         if not self._plans:
             raise ConfigurationError(f"Job {self.name!r} writes nothing.", to_do="call job.write before job.run.")
         for chain in self.chains().values():
             self.require(chain)
         self._session.require_shared()
-        run = JobRun(
-            self.name,
-            self.spark,
-            self.settings,
-            self.checkpoints,
-            self._sources,
-            self._sinks,
-            self._plans,
-            self.chains(),
-            self.check,
-            self._steering,
-            self._allow_non_restored,
-        )
+        common = (self.name, self.spark, self.settings, self.checkpoints)
+        described = (self._sources, self._sinks, self._plans, self.chains())
+        run = JobRun(*common, *described, self.check, self._steering, self._allow_non_restored)
         if on_event is not None:
             run.events.listen(on_event)
         from penstock.ops.attach import attached  # the one import that points upward
@@ -330,8 +308,7 @@ class Job:
                 raise _duplicate_uid("sinks", name)
         if uid in self._plans:
             raise _duplicate_uid("queries", uid)
-        suffix = self.settings.recovery.fork_suffix
-        if suffix:
+        if suffix := self.settings.recovery.fork_suffix:
             sinks = {name: sink.redirected(suffix) for name, sink in sinks.items()}
         self._sinks.update(sinks)
         positions = self._lineage.positions(frame)
@@ -341,9 +318,8 @@ class Job:
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:
-        sources = source_links(plan, self._plans.values())
-        engine = engine_link(self.checkpoints)
-        return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
+        sources, sinks = source_links(plan, self._plans.values()), (sink.link(uid) for uid, sink in plan.sinks.items())
+        return Chain((*sources, engine_link(self.checkpoints), *sinks))
 
 
 def _duplicate_uid(what: str, uid: str) -> DuplicateUid:
