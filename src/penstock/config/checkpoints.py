@@ -120,7 +120,7 @@ class Checkpoints:
         return tuple(self.__dict__["_given"])
 
     def but(self, **changes: Any) -> Checkpoints:
-        """The same with some values changed; unlike `dataclasses.replace`, what was not given stays so."""
+        """Unlike `dataclasses.replace`, what was not given stays so."""
         return Checkpoints(**{**{name: getattr(self, name) for name in self.given}, **changes})
 
     @property
@@ -147,7 +147,6 @@ def find_contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None
 
 
 def contradiction_error(first: str, second: str, because: str) -> ConfigurationError:
-    """The error that names both sides."""
     return ConfigurationError(f"{first} contradicts {second}: {because}.", to_do="change one of the two.")
 
 

@@ -22,13 +22,9 @@ from penstock.secrets import mask_setting, masked
 if TYPE_CHECKING:
     from penstock.config.restart_strategy import RestartStrategy
 
-FILE_VARIABLE = "PENSTOCK_CONFIG"
-"""Path of the configuration file; without it `penstock.yaml` in the working directory, if there is one."""
-
-OPTIONS_VARIABLE = "PENSTOCK_OPTIONS"
-"""What `-D` gave to the process, as a JSON object."""
-
-DEFAULT_FILE = "penstock.yaml"
+FILE_VARIABLE = "PENSTOCK_CONFIG"  # path of the configuration file
+DEFAULT_FILE = "penstock.yaml"  # without the variable, in the working directory
+OPTIONS_VARIABLE = "PENSTOCK_OPTIONS"  # what `-D` gave to the process, as a JSON object
 
 _FLAT_LINE = re.compile(r"^(?P<key>[^\s:#][^\s:]*): +(?P<value>.*?)\s*$")
 
@@ -109,9 +105,8 @@ def parse(text: str, where: str) -> dict[str, str]:
         ) from None
     body = {} if tree is None else _plain(tree, where)
     if not isinstance(body, dict):
-        raise ConfigurationError(
-            f"{where} holds no settings but {type(body).__name__}.", to_do="write `key: value` lines."
-        )
+        happened = f"{where} holds no settings but {type(body).__name__}."
+        raise ConfigurationError(happened, to_do="write `key: value` lines.")
     flattened: dict[str, str] = {}
     _flatten(body, "", flattened, where)
     return flattened
@@ -157,11 +152,9 @@ def _flat(text: str) -> dict[str, str] | None:
     """Flink's old format: a key, a colon, a space, whatever follows; of two lines with one key the last counts."""
     settings: dict[str, str] = {}
     for line in text.splitlines():
-        content = line.split("#", 1)[0].rstrip()
-        if not content:
+        if not (content := line.split("#", 1)[0].rstrip()):
             continue
-        match = _FLAT_LINE.match(content)
-        if match is None:
+        if (match := _FLAT_LINE.match(content)) is None:
             return None
         settings[match["key"]] = match["value"]
     return settings
@@ -224,8 +217,7 @@ def read_texts(texts: Texts) -> Level:
     spark: dict[str, str] = {}
     ignored: list[str] = []
     for key, text in texts.values.items():
-        option = BY_KEY.get(key)
-        if option is not None:
+        if (option := BY_KEY.get(key)) is not None:
             _add(values, _read_value(option, key, text, texts.where))
         elif key.startswith("spark.") or key == LOG_LEVEL:
             spark[key] = text

@@ -47,10 +47,8 @@ class StateBackend:
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and size(self.memory_limit, "memory_limit") < _MB:
-            raise ConfigurationError(
-                f"memory_limit={self.memory_limit} is less than a megabyte.",
-                to_do="give RocksDB at least 1mb, better some hundred.",
-            )
+            happened = f"memory_limit={self.memory_limit} is less than a megabyte."
+            raise ConfigurationError(happened, to_do="give RocksDB at least 1mb, better some hundred.")
         for name in ("write_buffer_ratio", "high_priority_ratio"):
             if getattr(self, name) is not None:
                 ratio(getattr(self, name), name)

@@ -18,14 +18,9 @@ from penstock.config.restart_strategy import RESTART_OPTIONS
 from penstock.config.state import STATE_OPTIONS
 
 OPTIONS: tuple[Option, ...] = (
-    *CHECKPOINT_OPTIONS,
-    *STATE_OPTIONS,
-    *RESTART_OPTIONS,
-    *RECOVERY_OPTIONS,
-    *AVAILABILITY_OPTIONS,
-    *REST_OPTIONS,
+    *CHECKPOINT_OPTIONS, *STATE_OPTIONS, *RESTART_OPTIONS, *RECOVERY_OPTIONS, *AVAILABILITY_OPTIONS, *REST_OPTIONS,
     *LOG_OPTIONS,
-)
+)  # fmt: skip
 BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}
 BY_NAME = {(option.part, option.name): option for option in OPTIONS}
 

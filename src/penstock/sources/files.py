@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 FORMATS = ("json", "csv", "parquet", "text", "orc")
 _DESCRIBED = ("parquet", "orc")  # each file holds its schema
 
-#: Spark forgets files, and ignores late ones, that are this much older than the newest it has seen; a week by default.
-#: A file that is moved into the folder keeps its old time, and one file may have a time far ahead of all others, so any
-#: age loses files without a word. With Java's largest number nothing is older: no time of a file comes near it.
+#: Spark ignores files that are this much older than the newest it has seen, a week by default. A file that is moved
+#: keeps its old time, so any age loses files silently; with Java's largest number nothing is older.
 NO_AGE = f"{(1 << 63) - 1}ms"
 
 #: Options that let Spark go on past rows that it should have read, and what each does.
@@ -75,9 +74,7 @@ class FileSource(Source):
         if max_files_per_epoch is not None and max_files_per_epoch < 1:
             happened = "FileSource needs at least one file in an epoch."
             raise ConfigurationError(happened, to_do="give 1 or more, or leave it out.")
-        self.path = str(path)
-        self.format = format.lower()
-        self.schema = schema
+        self.path, self.format, self.schema = str(path), format.lower(), schema
         self.max_files_per_epoch = max_files_per_epoch
         self.options = {name: _text(value) for name, value in (options or {}).items()}
         self._bounded = bounded
@@ -240,8 +237,7 @@ def listed_files(spark: SparkSession) -> list[set[str]]:
     jvm: Any = spark._jvm
     leaves = current_execution(spark).lastExecution().logical().collectLeaves()
     files: list[set[str]] = []
-    for index in range(leaves.size()):
-        leaf = leaves.apply(index)
+    for leaf in (leaves.apply(index) for index in range(leaves.size())):
         if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
             continue
         relation = leaf.relation()

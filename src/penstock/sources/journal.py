@@ -243,8 +243,8 @@ class Journal:
 
 
 class JournalReader:
-    """Reads a journal from any process on its machine while its owner writes it. `strict`: a position that the journal
-    does not have any more is an error; otherwise lines that are gone are skipped."""
+    """Reads a journal from any process on its machine while its owner writes it. `strict`: a position that is gone is
+    an error; otherwise it is skipped."""
 
     def __init__(self, folder: Path, *, strict: bool = True) -> None:
         self._folder, self._strict = folder, strict

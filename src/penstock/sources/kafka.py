@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -80,10 +81,8 @@ class KafkaSource(Source):
         self.pattern = pattern
         self.servers = servers if isinstance(servers, str) else ",".join(servers)
         self.starting = starting if isinstance(starting, str) else json.dumps(starting)
-        self.max_offsets_per_epoch = max_offsets_per_epoch
-        self.group = group
+        self.max_offsets_per_epoch, self.group, self.tuned = max_offsets_per_epoch, group, tuned
         self.accepted_ids = (accepted_ids,) if isinstance(accepted_ids, str) else tuple(accepted_ids)
-        self.tuned = tuned
         self._spark_options, self._client_options = split_options(options or {})
         self._publishers: dict[str, GroupPublisher] = {}
         self._looker: AdminClient | None = None  # made when ids or ends of topics are first asked for
@@ -107,11 +106,8 @@ class KafkaSource(Source):
 
     def reader_options(self, uid: str) -> dict[str, str]:
         """What Spark's reader is given: ours first, so that the user's win."""
-        options = {
-            "startingOffsets": self.starting,
-            "failOnDataLoss": "true",
-            "groupIdPrefix": self.group or f"penstock-{uid}",
-        }
+        group = self.group or f"penstock-{uid}"
+        options = {"startingOffsets": self.starting, "failOnDataLoss": "true", "groupIdPrefix": group}
         topics = ("subscribe", ",".join(self.topics)) if self.pattern is None else ("subscribePattern", self.pattern)
         options.update([topics])
         if self.max_offsets_per_epoch is not None:
@@ -237,12 +233,10 @@ def check_topics(
     try:
         listed = client.list_topics(timeout=patience).topics
         if pattern is not None:
-            if not any(re.fullmatch(pattern, name) for name in listed):
-                return (Finding(uid, f"no topic matches {pattern} yet"),)
-            return ()
+            matched = any(re.fullmatch(pattern, name) for name in listed)
+            return () if matched else (Finding(uid, f"no topic matches {pattern} yet"),)
         # Asked by name as well: a topic this user may not see is absent from the list, but not missing.
-        missing = [name for name in topics if name not in listed]
-        if missing:
+        if missing := [name for name in topics if name not in listed]:
             for name, future in client.describe_topics(TopicCollection(missing), request_timeout=patience).items():
                 _require_topic(name, future, settings["bootstrap.servers"])
     except KafkaException as error:
@@ -320,9 +314,8 @@ def end_offsets(client: AdminClient, read: Mapping[str, Mapping[str, Any]], dead
     from confluent_kafka.admin import OffsetSpec
 
     latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = {
-        TopicPartition(topic, int(partition)): latest for topic, partitions in read.items() for partition in partitions
-    }
+    partitions = [TopicPartition(topic, int(number)) for topic, numbers in read.items() for number in numbers]
+    asked = dict.fromkeys(partitions, latest)
     if not asked:
         return {}
     patience = max(0.1, deadline.remaining())
@@ -332,8 +325,6 @@ def end_offsets(client: AdminClient, read: Mapping[str, Mapping[str, Any]], dead
     except KafkaException:
         return {}
     for place, future in answers.items():
-        try:
+        with contextlib.suppress(KafkaException, TimeoutError):
             ends[f"{place.topic}-{place.partition}"] = int(future.result(timeout=patience).offset)
-        except (KafkaException, TimeoutError):
-            continue
     return ends

@@ -1,8 +1,5 @@
-"""The PySpark data sources under `DataGenSource` and `SocketSource`, and the limits that Spark gives their readers.
-
-Apart from these, so that describing a job does not import Spark. Workers import this module by name: wherever tasks
-run, Penstock must be installed or on the Python path, as every sink needs anyway.
-"""
+"""The PySpark data sources under `DataGenSource` and `SocketSource`, apart from these so that describing a job does not
+import Spark. Workers import this module by name."""
 
 from __future__ import annotations
 
@@ -76,8 +73,7 @@ def remembering(reader: type[Any]) -> type[Any]:
     return Remembering
 
 
-#: Rows of one Arrow batch: a megabyte, large enough that the cost per batch disappears.
-BATCH_ROWS = 131_072
+BATCH_ROWS = 131_072  # a megabyte: large enough that the cost per batch disappears
 
 _NUMBERS = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 
@@ -92,9 +88,8 @@ class DataGen(DataSource):
     def schema(self) -> str:
         return "id BIGINT NOT NULL"
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        reader: DataSourceStreamReader = for_this_spark(NumberReader)(self.options)
-        return reader
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        return for_this_spark(NumberReader)(self.options)
 
 
 class Range(InputPartition):
@@ -152,8 +147,7 @@ def numbers(start: int, end: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(np.arange(start, end, dtype=np.int64))], schema=_NUMBERS)
 
 
-#: Bytes of lines in one task: Spark warns of larger task descriptions.
-TASK_BYTES = 512 << 10
+TASK_BYTES = 512 << 10  # of lines: Spark warns of larger task descriptions
 
 _LINES = pa.schema(
     [pa.field("value", pa.string(), nullable=False), pa.field("received", pa.timestamp("us", tz="UTC"), nullable=False)]
@@ -170,14 +164,13 @@ class JournalledLines(DataSource):
     def schema(self) -> str:
         return "value STRING NOT NULL, received TIMESTAMP NOT NULL"
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        reader: DataSourceStreamReader = for_this_spark(LineReader)(self.options)
-        return reader
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        return for_this_spark(LineReader)(self.options)
 
 
 class Lines(InputPartition):
-    """The lines of frames, in order, each with the moment they were received. They are read beside the driver, where
-    Spark plans the epoch, and travel with the task: so tasks need not reach the journal."""
+    """The lines of frames, in order, each with the moment of receipt. They are read where Spark plans the epoch and
+    travel with the task, so tasks need not reach the journal."""
 
     def __init__(self, parts: Sequence[tuple[int, bytes]]) -> None:
         super().__init__(None)

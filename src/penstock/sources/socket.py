@@ -192,15 +192,11 @@ class SocketSource(Source):
 
 
 class Receiver:
-    """Receives lines into a journal, in a thread of the driver: one connection at a time, renewed when it ends, until
-    `stop`.
-
-    A line counts as received when the journal has it durably; what the connection held beyond that is lost with it.
-    While the disk is slow or full nothing more is taken from the connection, which holds the sender up instead."""
+    """Receives lines into a journal, in a thread of the driver, over a connection that is renewed until `stop`. A line
+    counts as received when the journal has it durably. While the disk is slow or full, the sender is held up."""
 
     def __init__(self, host: str, port: int, open_journal: Callable[[], Journal], *, longest_line: int) -> None:
-        self._host, self._port = host, port
-        self._open_journal, self._longest = open_journal, longest_line
+        self._host, self._port, self._open_journal, self._longest = host, port, open_journal, longest_line
         self._journal: Journal | None = None
         self._guard = threading.Lock()  # this thread appends, the queries' threads trim
         self._ending = threading.Event()
