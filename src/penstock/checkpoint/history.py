@@ -25,7 +25,17 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.layout import FIRST, RESTORES, RESTORING, is_history, numbered, numbers, seal, unseal
+from penstock.checkpoint.layout import (
+    FIRST,
+    RESTORES,
+    RESTORING,
+    is_history,
+    known_fields,
+    numbered,
+    numbers,
+    seal,
+    unseal,
+)
 from penstock.errors import SavepointError
 from penstock.storage.storage import AlreadyExists
 
@@ -63,7 +73,7 @@ class Histories:
         """Oldest first."""
         void = {number for _, body in self._bodies(RESTORING) for number in body.get("voids", ())}
         bodies = [(number, body) for number, body in self._bodies(RESTORES) if number not in void]
-        return [Restored(**{**_known(body), "number": number}) for number, body in bodies]
+        return [Restored(**{**known_fields(Restored, body), "number": number}) for number, body in bodies]
 
     def current(self) -> str:
         """The name of the folder, below each query's, that counts."""
@@ -137,8 +147,3 @@ class Histories:
     def _newest(self) -> int:
         """The highest number of a restore that is done, or was begun; 0 before the first."""
         return max([0, *numbers(self._storage.list(RESTORES)), *numbers(self._storage.list(RESTORING))])
-
-
-def _known(body: Mapping[str, Any]) -> dict[str, Any]:
-    known = {field.name for field in dataclasses.fields(Restored)}
-    return {key: value for key, value in body.items() if key in known}

@@ -28,6 +28,7 @@ altered file is recognised, and a file of a newer version is refused, never misr
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -197,6 +198,12 @@ def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(body, dict) or sealed.get("sha256") != _digest(_canonical(body)):
         raise _corrupt(where, "its checksum does not match its content")
     return body
+
+
+def known_fields(kind: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a body are fields of the dataclass `kind`: a newer version may have written more."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return {key: value for key, value in body.items() if key in known}
 
 
 def _canonical(value: Any) -> str:

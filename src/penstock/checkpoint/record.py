@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.layout import CHECKPOINTS, GLOBAL, seal, unseal
+from penstock.checkpoint.layout import CHECKPOINTS, GLOBAL, known_fields, seal, unseal
 from penstock.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -269,8 +269,7 @@ def read_global(storage: Storage, number: int) -> dict[str, Any] | None:
 
 
 def _make(kind: type[_T], body: Mapping[str, Any], **made: Any) -> _T:
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    return kind(**{key: value for key, value in {**body, **made}.items() if key in known})
+    return kind(**known_fields(kind, {**body, **made}))
 
 
 def _makes(kind: type[_T], bodies: Iterable[Mapping[str, Any]]) -> tuple[_T, ...]:

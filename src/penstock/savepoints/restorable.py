@@ -11,8 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,6 @@ from penstock.checkpoint.open import overwritten
 from penstock.checkpoint.record import CheckpointRecord, global_numbers, read_global
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
-from penstock.config.state import PARTITIONS, backend_of
 from penstock.errors import LedgerCorrupt, LedgerError, SavepointError, SavepointIncomplete
 from penstock.progress import Progress, silent
 from penstock.savepoints import savepoint
@@ -126,9 +123,8 @@ def _newest_epochs(root: Tree, uids: Sequence[str], path: str) -> tuple[str, dic
     newest = {uid: SparkLog(root.at(f"{uid}/{history}").storage).next_epoch()[0] - 1 for uid in uids}
     epochs = {uid: epoch for uid, epoch in newest.items() if epoch >= 0}
     if not epochs:
-        raise SavepointIncomplete(
-            f"{path} has no complete epoch yet.", safe="nothing was started or changed.", to_do="start the job."
-        )
+        happened = f"{path} has no complete epoch yet."
+        raise SavepointIncomplete(happened, safe="nothing was started or changed.", to_do="start the job.")
     return history, epochs
 
 
@@ -191,8 +187,6 @@ def _refuse_waiting(root: Tree, uid: str) -> None:
 
 
 def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) -> SavedQuery:
-    from penstock.spark_state.metadata import read_operators
-
     spark_log = SparkLog(folder.storage)
     barrier, query_id = spark_log.barrier(epoch), spark_log.query_id()
     if barrier is None or query_id is None:
@@ -207,9 +201,6 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
             to_do="name another checkpoint, or a savepoint. Where this is the newest one, start the job as it is: its"
             " recovery takes the right positions from the ledger.",
         )
-    conf: dict[str, Any] = barrier.metadata.get("conf", {})
-    stateful = bool(folder.names(layout.STATE))
-    operators = read_operators(spark, folder.location, epoch) if stateful else ()
     return SavedQuery(
         epoch=epoch,
         query_id=query_id,
@@ -217,10 +208,8 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
         sources=_sources(root, uid, epoch, ledger, barrier.offsets),
         sinks={},
         watermark=spark_log.committed_watermark(epoch),
-        backend=backend_of(conf) if stateful else None,
-        partitions=int(conf[PARTITIONS]) if stateful else None,
         output_mode="",
-        operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in operators),
+        **savepoint.read_state(spark, folder, epoch, barrier),
     )
 
 

@@ -33,11 +33,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.layout import SAVEPOINT, seal, unseal
+from penstock.checkpoint.layout import SAVEPOINT, known_fields, seal, unseal
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import restore_barrier
 from penstock.checkpoint.spark_files import needed
-from penstock.checkpoint.spark_log import SparkLog
+from penstock.checkpoint.spark_log import Barrier, SparkLog
 from penstock.config.state import PARTITIONS, backend_of
 from penstock.contracts.sink import SinkScope
 from penstock.errors import PenstockError, SavepointCorrupt, SavepointError, SavepointIncomplete
@@ -124,7 +124,7 @@ class Savepoint:
         body = unseal(_KIND, data, where)
         queries = {safe_part(uid, where): _query(one) for uid, one in body["queries"].items()}
         files = {safe_name(name, where): (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
-        return cls(**_known(cls, {**body, "kind": Kind(body["kind"]), "queries": queries, "files": files}))
+        return cls(**known_fields(cls, {**body, "kind": Kind(body["kind"]), "queries": queries, "files": files}))
 
 
 def new_name(job: str) -> tuple[str, str]:
@@ -138,14 +138,13 @@ def read(folder: Tree) -> Savepoint:
     data = folder.storage.read(METADATA)
     if data is None:
         half = _NAME.match(folder.location.rstrip("/").rpartition("/")[2]) and folder.files()
-        raise SavepointIncomplete(
-            f"{folder.location} has no {METADATA}, so it is "
-            + ("a savepoint that was never finished." if half else "not a savepoint."),
-            safe="nothing was started or changed.",
-            to_do="use another savepoint; this one can be removed by `penstock savepoint --dispose`."
-            if half
-            else "give the folder that holds `_metadata`, or a retained checkpoint as STORAGE/JOB/chk-N.",
-        )
+        what = "not a savepoint"
+        to_do = "give the folder that holds `_metadata`, or a retained checkpoint as STORAGE/JOB/chk-N."
+        if half:
+            what = "a savepoint that was never finished"
+            to_do = "use another savepoint; this one can be removed by `penstock savepoint --dispose`."
+        happened = f"{folder.location} has no {METADATA}, so it is {what}."
+        raise SavepointIncomplete(happened, safe="nothing was started or changed.", to_do=to_do)
     return Savepoint.of(data, f"{folder.location}/{METADATA}")
 
 
@@ -175,6 +174,18 @@ def dispose(path: str, spark: SparkSession | None = None) -> int:
     return len(files)
 
 
+def read_state(spark: SparkSession, checkpoint: Tree, epoch: int, barrier: Barrier) -> dict[str, Any]:
+    """`backend`, `partitions` and `operators` of a query, as `SavedQuery` has them."""
+    from penstock.spark_state.metadata import read_operators
+
+    if not checkpoint.names(layout.STATE):
+        return {"backend": None, "partitions": None}
+    conf: dict[str, Any] = barrier.metadata.get("conf", {})
+    operators = [dataclasses.asdict(operator) for operator in read_operators(spark, checkpoint.location, epoch)]
+    state = tuple(json.loads(json.dumps(operator)) for operator in operators)
+    return {"backend": backend_of(conf), "partitions": int(conf[PARTITIONS]), "operators": state}
+
+
 def _damaged(folder: Tree, what: str) -> SavepointCorrupt:
     return SavepointCorrupt(
         f"The savepoint {folder.location} is damaged: {what}.",
@@ -184,14 +195,9 @@ def _damaged(folder: Tree, what: str) -> SavepointCorrupt:
 
 
 def _query(body: Mapping[str, Any]) -> SavedQuery:
-    sinks = {uid: SavedSink(**_known(SavedSink, one)) for uid, one in body["sinks"].items()}
+    sinks = {uid: SavedSink(**known_fields(SavedSink, one)) for uid, one in body["sinks"].items()}
     fields = {**body, "sinks": sinks, "sources": tuple(body["sources"]), "operators": tuple(body["operators"])}
-    return SavedQuery(**_known(SavedQuery, fields))
-
-
-def _known(kind: Any, body: Mapping[str, Any]) -> dict[str, Any]:
-    known = {field.name for field in dataclasses.fields(kind)}
-    return {key: value for key, value in body.items() if key in known}
+    return SavedQuery(**known_fields(SavedQuery, fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +287,6 @@ class Taker:
                 target.delete()
 
     def _describe(self, held_query: HeldQuery, folder: Tree) -> SavedQuery:
-        from penstock.spark_state.metadata import read_operators
-
         copy = folder.at(layout.saved_checkpoint(held_query.plan.uid))
         spark_log = SparkLog(copy.storage)
         ledger = storage_at(f"{held_query.location.rstrip('/').rpartition('/')[0]}/{layout.LEDGER}", self._spark)
@@ -290,9 +294,7 @@ class Taker:
         barrier, query_id = spark_log.barrier(held_query.epoch), spark_log.query_id()
         assert barrier is not None
         assert query_id is not None
-        conf: dict[str, Any] = barrier.metadata.get("conf", {})
-        stateful = bool(copy.names(layout.STATE))
-        operators = read_operators(self._spark, copy.location, held_query.epoch) if stateful else ()
+        state = read_state(self._spark, copy, held_query.epoch, barrier)
         for described in read_metadata(copy, held_query.epoch):
             if described.version > 1:  # Spark names schema files by full paths; a savepoint has none
                 copy.put(layout.operator_description(described.id, described.number), described.body("."))
@@ -306,10 +308,8 @@ class Taker:
                 for uid, sink in held_query.plan.sinks.items()
             },
             watermark=spark_log.committed_watermark(held_query.epoch),
-            backend=backend_of(conf) if stateful else None,
-            partitions=int(conf[PARTITIONS]) if stateful else None,
             output_mode=held_query.plan.output_mode,
-            operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in operators),
+            **state,
         )
 
     def _write_out(self, held_query: HeldQuery, folder: Tree, progress: Progress) -> None:
