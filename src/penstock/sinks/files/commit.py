@@ -122,8 +122,7 @@ class FileCommitter(Committer):
     """Renames, proves, sweeps."""
 
     def __init__(self, storage: Tree, scope: SinkScope) -> None:
-        self._storage = storage
-        self._scope = scope
+        self._storage, self._scope = storage, scope
         self._staged = f"{private_folder(scope)}/staged"
         self._receipts = f"{private_folder(scope)}/receipts"
         with full_disk_named(self._staged, "nothing was started"):
@@ -202,21 +201,15 @@ class FileCommitter(Committer):
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
         return [
-            Leftover(
-                staged,
-                int(match["generation"]),
-                int(match["epoch"]),
-                int(match["partition"]),
-                payload={"staged": staged},
-                details={"bytes": self._storage.size(staged)},
-            )
-            for staged, match in self._open().items()
+            Leftover(name, *numbers, payload={"staged": name}, details={"bytes": self._storage.size(name)})
+            for name, numbers in self._open().items()
         ]
 
-    def _open(self) -> dict[str, re.Match[str]]:
-        """The staged files of this and older generations."""
+    def _open(self) -> dict[str, tuple[int, int, int]]:
+        """The staged files of this and older generations; generation, epoch and partition of each."""
         matches = {f"{self._staged}/{name}": _STAGED.match(name) for name in self._storage.file_names(self._staged)}
-        return {name: m for name, m in matches.items() if m and int(m["generation"]) <= self._scope.generation}
+        numbers = {name: (int(m[1]), int(m[2]), int(m[3])) for name, m in matches.items() if m}
+        return {name: found for name, found in numbers.items() if found[0] <= self._scope.generation}
 
     def _remove(self, staged: Sequence[str]) -> int:
         files = [name for name in staged if self._storage.size(name) is not None]

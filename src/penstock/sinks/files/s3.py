@@ -170,8 +170,7 @@ class UploadCommitter(Committer):
     """Completes, proves, sweeps."""
 
     def __init__(self, bucket: S3Folder, scope: SinkScope) -> None:
-        self._bucket = bucket
-        self._scope = scope
+        self._bucket, self._scope = bucket, scope
         self._receipts = f"{private_folder(scope)}/receipts"
         self._trouble: dict[int, str] = {}  # by writer: why there was no answer
 

@@ -80,9 +80,7 @@ class KafkaCommitter(Committer):
     """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation."""
 
     def __init__(self, client: TransactionClient, prefix: str, generation: int) -> None:
-        self._client = client
-        self._prefix = prefix
-        self._generation = generation
+        self._client, self._prefix, self._generation = client, prefix, generation
         # Another committer (the drainer's) commits some of these, so the oldest are dropped.
         self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._committed: OrderedDict[str, int] = OrderedDict()
@@ -221,7 +219,8 @@ class KafkaCommitter(Committer):
         """EndTxn for all, then look at those that did not simply succeed, until all are proven or time is up."""
         unproven = dict(waiting)
         while unproven:
-            answers = self._client.end([_ending(c) for c in unproven.values()], True, deadline)
+            endings = [Ending(n, c.payload["producer_id"], c.payload["producer_epoch"]) for n, c in unproven.items()]
+            answers = self._client.end(endings, True, deadline)
             UNSURE.add(name for name, answer in answers.items() if not answer.sure)
             for name in [name for name, answer in answers.items() if answer.done]:
                 committable = unproven.pop(name)
@@ -300,11 +299,6 @@ def _id(committable: Committable) -> str:
 
 def _key(committable: Committable) -> tuple[str, int]:
     return _id(committable), committable.payload.get("sequence", -1)  # a leftover has none
-
-
-def _ending(committable: Committable) -> Ending:
-    payload = committable.payload
-    return Ending(_id(committable), payload["producer_id"], payload["producer_epoch"])
 
 
 def _same(payload: Mapping[str, Any], described: Described) -> bool:

@@ -57,8 +57,7 @@ class Pool:
     """One process's producers. Thread-safe; a producer has one user at a time."""
 
     def __init__(self, factory: Factory = Producer, limit: int = LIMIT) -> None:
-        self._factory = factory
-        self._limit = limit
+        self._factory, self._limit = factory, limit
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._idle: list[_Parked] = []  # least recently used first

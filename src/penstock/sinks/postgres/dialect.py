@@ -142,12 +142,11 @@ class PostgresDialect(Dialect[Line]):
             numbers = numbers_in(gid, self._prefix)
             if numbers is not None:
                 traces.append(Trace(gid, **numbers, started=since))
-        for (table,) in connection.ask(
+        staging = (
             "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)",
-            self._place.own_schema,
-            staging_prefix(self._prefix),
-        ):
+            "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)"
+        )
+        for (table,) in connection.ask(staging, self._place.own_schema, staging_prefix(self._prefix)):
             generation = staging_generation(str(table), self._prefix)
             if generation is not None:
                 traces.append(Trace(str(table), generation))

@@ -29,18 +29,8 @@ from hashlib import sha1
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from penstock import errors
 from penstock.contracts.sink import SinkScope
-from penstock.errors import (
-    AccessDenied,
-    ConfigurationError,
-    DataError,
-    MissingExtra,
-    PenstockError,
-    PreCommitFailed,
-    StorageFull,
-    SystemUnavailable,
-    ValueTooLarge,
-)
 from penstock.secrets import hide
 
 _NAME = re.compile(r"g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+")
@@ -68,7 +58,7 @@ def library() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise MissingExtra(
+        raise errors.MissingExtra(
             "The Redis sink needs the package redis, which is not installed.", to_do="pip install 'penstock[redis]'"
         ) from error
     return redis
@@ -121,7 +111,7 @@ def _plain(url: str, settings: Mapping[str, Any]) -> Any:
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)  # does not connect yet, but checks its settings
     except (ValueError, TypeError, library().exceptions.RedisError):
-        raise ConfigurationError(  # the reason repeats what could not be read
+        raise errors.ConfigurationError(  # the reason repeats what could not be read
             "The Redis client does not take an option of the sink's address, or of its options.",
             to_do="see the names and values behind the ? of the address; they are those of redis-py.",
         ) from None
@@ -159,47 +149,47 @@ def harmless(error: BaseException, url: str) -> BaseException | None:
 
 def is_away(error: BaseException) -> bool:
     """Whether a later retry may help."""
-    errors = library().exceptions
-    gone = (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError, errors.RedisClusterException, OSError)
-    refused = (errors.AuthenticationError, errors.AuthorizationError)
+    redis = library().exceptions
+    gone = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError, redis.RedisClusterException, OSError)
+    refused = (redis.AuthenticationError, redis.AuthorizationError)
     return (isinstance(error, gone) and not isinstance(error, refused)) or str(error).startswith(_AWAY)
 
 
-def translated(error: BaseException, url: str) -> PenstockError:
+def translated(error: BaseException, url: str) -> errors.PenstockError:
     """Penstock's error for one of the client's."""
-    errors = library().exceptions
+    redis = library().exceptions
     where, text = public_address(url), scrub(str(error), url)
-    denied = (errors.AuthenticationError, errors.NoPermissionError)
+    denied = (redis.AuthenticationError, redis.NoPermissionError)
     if isinstance(error, denied) or any(word in text for word in _DENIED):
-        return AccessDenied(
+        return errors.AccessDenied(
             f"Redis at {where} refused: {text}.",
             safe="nothing of this epoch is visible.",
             to_do="check user and password in the sink's url, and the ACL: keys 'penstock:*' and those of the prefix.",
         )
     if "bulk length" in text or "big bulk count" in text:
-        return ValueTooLarge(
+        return errors.ValueTooLarge(
             f"A value is larger than Redis at {where} takes (proto-max-bulk-len): {text}.",
             to_do="leave such rows out, or raise proto-max-bulk-len.",
         )
-    if isinstance(error, errors.OutOfMemoryError) or text.startswith("OOM"):
-        return StorageFull(
+    if isinstance(error, redis.OutOfMemoryError) or text.startswith("OOM"):
+        return errors.StorageFull(
             f"Redis at {where} has reached its maxmemory: {text}.",
             safe="nothing of this epoch is visible, or it is decided and waits, prepared.",
             to_do="raise maxmemory or free memory; the job resumes from the same positions.",
         )
     if "WRONGTYPE" in text or "not an integer" in text or "overflow" in text:
-        return DataError(
+        return errors.DataError(
             f"Redis at {where} cannot take a row: {text}.",
             safe="nothing of this row was written.",
             to_do="remove the key that is in the way, or give the sink another prefix.",
         )
     if is_away(error):
-        return SystemUnavailable(
+        return errors.SystemUnavailable(
             f"Redis at {where} does not answer: {text}.",
             safe="what was committed stays committed; nothing else is visible.",
             to_do="check that the address is right and the server runs; the restart strategy retries.",
         )
-    return PreCommitFailed(
+    return errors.PreCommitFailed(
         f"Redis at {where} refused a command: {text}.", to_do="see what the server's version and ACL allow."
     )
 
@@ -237,8 +227,8 @@ def scrub(text: str, url: str) -> str:
     return hide(text, hidden | {unquote(secret) for secret in hidden})
 
 
-def _refused(happened: str) -> ConfigurationError:
-    return ConfigurationError(
+def _refused(happened: str) -> errors.ConfigurationError:
+    return errors.ConfigurationError(
         happened,
         to_do="write it like redis://user:password@host:6379/0, with special characters in the password encoded "
         "(/ is %2F, # is %23, ? is %3F, @ is %40); or give the password by options={'password': …}.",

@@ -24,19 +24,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.failpoints import failpoint
-from penstock.sinks.redis.client import (
-    ABORT,
-    APPLY,
-    Layout,
-    harmless,
-    is_away,
-    library,
-    numbers_of,
-    public_address,
-    scrub,
-    translate_errors,
-    translated,
-)
+from penstock.sinks.redis import client
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
@@ -58,16 +46,15 @@ class RedisCommitter(Committer):
     """Applies, proves, sweeps."""
 
     def __init__(self, sink: RedisSink, scope: SinkScope) -> None:
-        self._sink = sink
-        self._scope = scope
-        self._keys = Layout.of(scope, sink.prefix)
+        self._sink, self._scope = sink, scope
+        self._keys = client.Layout.of(scope, sink.prefix)
         self._client = sink.connect()
         self._newest: Committable | None = None  # that this committer has committed
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         named = [committable for committable in committables if committable.payload]
         self._look_back()
-        with translate_errors(self._sink.url):
+        with client.translate_errors(self._sink.url):
             for start in range(0, len(named), _AT_ONCE):
                 part = named[start : start + _AT_ONCE]
                 with self._client.pipeline(transaction=False) as pipeline:
@@ -84,8 +71,8 @@ class RedisCommitter(Committer):
                         )
         if named and not self._replicated(named[0], deadline, done=()):
             raise SystemUnavailable(
-                f"Fewer than {self._sink.replicas} replicas of Redis at {public_address(self._sink.url)} have the "
-                "prepared rows.",
+                f"Fewer than {self._sink.replicas} replicas of Redis at {client.public_address(self._sink.url)} have "
+                "the prepared rows.",
                 safe="nothing of this epoch is visible.",
                 to_do="see why replicas are unavailable or behind; the epoch replays.",
             )
@@ -112,18 +99,18 @@ class RedisCommitter(Committer):
         again = {c.writer: self._apply(epoch, c, deadline) for c in named if not self._has(c)}
         if Outcome.UNKNOWN in again.values():
             raise OutcomeUnknown(
-                f"Epoch {epoch} was committed to Redis at {public_address(self._sink.url)}, which has fallen "
+                f"Epoch {epoch} was committed to Redis at {client.public_address(self._sink.url)}, which has fallen "
                 "back behind that; its prepared rows could not be applied again.",
                 safe="they stay prepared; nothing was aborted.",
                 to_do="nothing: they are applied as soon as Redis allows it.",
             )
         lost = [committable for committable in named if again.get(committable.writer) is Outcome.LOST]
         self._newest = next((c for c in reversed(named) if c not in lost), self._newest)
-        return {c.writer: f"ZADD {Layout(c.payload['base']).done} {epoch} {c.payload['name']}" for c in lost}
+        return {c.writer: f"ZADD {client.Layout(c.payload['base']).done} {epoch} {c.payload['name']}" for c in lost}
 
     def _has(self, committable: Committable) -> bool:
-        with translate_errors(self._sink.url):
-            done = Layout(committable.payload["base"]).done
+        with client.translate_errors(self._sink.url):
+            done = client.Layout(committable.payload["base"]).done
             return self._client.zscore(done, committable.payload["name"]) is not None
 
     def _look_back(self) -> None:
@@ -131,7 +118,7 @@ class RedisCommitter(Committer):
         last = self._newest
         if last is not None and not self._has(last):
             raise PreCommitFailed(
-                f"The last commit to Redis at {public_address(self._sink.url)} is gone: {last.payload['name']}.",
+                f"The last commit to Redis at {client.public_address(self._sink.url)} is gone: {last.payload['name']}.",
                 to_do="see whether another server has replaced the one that had confirmed it, or it lost its data.",
             )
 
@@ -139,7 +126,7 @@ class RedisCommitter(Committer):
         """Whether enough replicas have all writes, and that very server has these `done`: on one connection."""
         if not self._sink.replicas:
             return True
-        layout = Layout(committable.payload["base"])
+        layout = client.Layout(committable.payload["base"])
         while not deadline.passed():
             wait = max(1, int(min(deadline.remaining(), _WAIT_SECONDS) * 1000))
             try:
@@ -150,9 +137,9 @@ class RedisCommitter(Committer):
                     for c in done:
                         pipeline.zscore(layout.done, c.payload["name"])
                     _, reached, *marked = pipeline.execute()
-            except (library().exceptions.RedisError, OSError) as error:
-                if not is_away(error):
-                    raise translated(error, self._sink.url) from harmless(error, self._sink.url)
+            except (client.library().exceptions.RedisError, OSError) as error:
+                if not client.is_away(error):
+                    raise client.translated(error, self._sink.url) from client.harmless(error, self._sink.url)
                 time.sleep(min(deadline.remaining(), _PAUSES[1]))
                 continue
             if reached >= self._sink.replicas:
@@ -162,20 +149,20 @@ class RedisCommitter(Committer):
     def _apply(self, epoch: int, committable: Committable, deadline: Deadline) -> Outcome:
         """Apply all parts in turn. A part whose answer was lost is simply requested again."""
         name = committable.payload["name"]
-        layout = Layout(committable.payload["base"])
+        layout = client.Layout(committable.payload["base"])
         keys = [layout.rows(name), layout.open, layout.begun, layout.done]
         arguments = [name, epoch, committable.payload["elements"], committable.payload["at_once"], epoch - KEPT_EPOCHS]
         failures = 0
         while not deadline.passed():
             try:
-                answer, *why = APPLY(self._client, keys, arguments)
-            except (library().exceptions.RedisError, OSError) as error:
-                if not is_away(error):
-                    raise translated(error, self._sink.url) from harmless(error, self._sink.url)
+                answer, *why = client.APPLY(self._client, keys, arguments)
+            except (client.library().exceptions.RedisError, OSError) as error:
+                if not client.is_away(error):
+                    raise client.translated(error, self._sink.url) from client.harmless(error, self._sink.url)
                 if failures == 0:
                     url = self._sink.url
-                    text = scrub(str(error), url)
-                    log.warning("Redis at %s does not answer a commit, retrying: %s", public_address(url), text)
+                    text = client.scrub(str(error), url)
+                    log.warning("Redis at %s does not answer a commit, retrying: %s", client.public_address(url), text)
                 time.sleep(min(deadline.remaining(), _PAUSES[min(failures, len(_PAUSES) - 1)]))
                 failures += 1
                 continue
@@ -192,28 +179,28 @@ class RedisCommitter(Committer):
             if committable.payload:
                 bases.setdefault(committable.payload["base"], []).append(committable.payload["name"])
         for base, names in bases.items():
-            self._remove(Layout(base), names)
+            self._remove(client.Layout(base), names)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         kept = {committable.payload["name"] for committable in keep if committable.payload}
         return self._remove(self._keys, [left.name for left in self.leftovers(deadline) if left.name not in kept])
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        with translate_errors(self._sink.url):
+        with client.translate_errors(self._sink.url):
             names = sorted(name.decode() for name in self._client.hkeys(self._keys.open))
         return [
             Leftover(name, *numbers, payload={"base": self._keys.base, "name": name})
             for name in names
-            if (numbers := numbers_of(name)) is not None and numbers[0] <= self._scope.generation
+            if (numbers := client.numbers_of(name)) is not None and numbers[0] <= self._scope.generation
         ]
 
-    def _remove(self, layout: Layout, names: Sequence[str]) -> int:
+    def _remove(self, layout: client.Layout, names: Sequence[str]) -> int:
         removed = 0
-        with translate_errors(self._sink.url):
+        with client.translate_errors(self._sink.url):
             for start in range(0, len(names), _AT_ONCE):
                 part = list(names[start : start + _AT_ONCE])
                 keys = [layout.open, layout.begun, *(layout.rows(name) for name in part)]
-                removed += int(ABORT(self._client, keys, part))
+                removed += int(client.ABORT(self._client, keys, part))
         return removed
 
     def close(self) -> None:
@@ -222,7 +209,7 @@ class RedisCommitter(Committer):
 
 def _rows(committable: Committable) -> str:
     # From the committable, not from the sink: its prefix may have changed.
-    return Layout(committable.payload["base"]).rows(committable.payload["name"])
+    return client.Layout(committable.payload["base"]).rows(committable.payload["name"])
 
 
 class NothingToCommit(Committer):

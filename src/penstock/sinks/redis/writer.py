@@ -28,17 +28,7 @@ from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
 from penstock.sinks.files.commit import attempt_name
 from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
-from penstock.sinks.redis.client import (
-    ABORT,
-    AHEAD,
-    COUNTER_LIMIT,
-    OPEN,
-    RESERVED,
-    VALIDATE,
-    Layout,
-    public_address,
-    translate_errors,
-)
+from penstock.sinks.redis import client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,11 +131,11 @@ def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
         batch = _summed(batch, key)
     names = [name for name in batch.schema.names if name != key]
     values = [batch.column(name) for name in names]
-    width = AHEAD + len(names)
+    width = client.AHEAD + len(names)
     elements: list[Any] = [b""] * (width * batch.num_rows)
     elements[1::width] = _keys(batch.column(key), prefix)
     for number, (name, column) in enumerate(zip(names, values, strict=True)):
-        elements[AHEAD + number :: width] = _rendered(column, name)
+        elements[client.AHEAD + number :: width] = _rendered(column, name)
     if any(column.null_count for column in values):
         elements[0::width] = _nulls(values)
     return Rows(elements, width)
@@ -162,7 +152,7 @@ def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
                 f"The column {name!r} is {batch.schema.field(name).type}, and counters are whole numbers.",
                 to_do="cast it to bigint.",
             )
-        if _largest_sum(batch.column(key), batch.column(name)) > COUNTER_LIMIT:
+        if _largest_sum(batch.column(key), batch.column(name)) > client.COUNTER_LIMIT:
             raise DataError(
                 f"The increments in column {name!r} add up to more than a counter holds.",
                 to_do="keep such numbers in mode='string', as decimals.",
@@ -182,7 +172,7 @@ def _largest_sum(keys: pa.Array, column: pa.Array) -> float:
 
     sizes = pc.abs(column.cast(pa.float64(), safe=False))
     total: float = pc.sum(sizes).as_py() or 0.0
-    if total <= COUNTER_LIMIT:
+    if total <= client.COUNTER_LIMIT:
         return total
     grouped = pa.Table.from_arrays([keys, sizes], names=["key", "size"]).group_by("key").aggregate([("size", "sum")])
     largest: float = pc.max(grouped["size_sum"]).as_py()
@@ -196,7 +186,7 @@ def _keys(column: pa.Array, prefix: str) -> list[Any]:
     plain = _text(column, "key").cast(pa.large_binary())
     ahead, between = (pa.scalar(part, pa.large_binary()) for part in (prefix.encode(), b""))
     whole = pc.binary_join_element_wise(ahead, plain, between)
-    if pc.any(pc.match_substring_regex(whole, RESERVED)).as_py():
+    if pc.any(pc.match_substring_regex(whole, client.RESERVED)).as_py():
         raise DataError(
             "A row has a key that begins with 'penstock:', like the keys that sinks keep for themselves.",
             to_do="leave such rows out, or give the sink a prefix.",
@@ -254,7 +244,7 @@ def portions(batch: pa.RecordBatch, sink: RedisSink) -> Iterator[tuple[Rows, int
     """`batch` in parts for one command each, with their size in bytes."""
     _fits(batch)
     average = max(1, batch.nbytes // max(1, batch.num_rows))
-    most = max(1, min(ELEMENTS_AT_ONCE // (AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
+    most = max(1, min(ELEMENTS_AT_ONCE // (client.AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
     for start in range(0, batch.num_rows, most):
         part = batch.slice(start, most)
         yield lay_out(part, sink.mode, sink.key, sink.prefix), part.nbytes
@@ -278,14 +268,14 @@ class StagingWriter(Writer):
 
     def __init__(self, sink: RedisSink, scope: WriterScope) -> None:
         self._sink = sink
-        self._keys = Layout.of(scope.sink, sink.prefix)
+        self._keys = client.Layout.of(scope.sink, sink.prefix)
         self._name = attempt_name(scope, secrets.token_hex(6))
         self._client = sink.connect()
         self._head = ""
         self._elements = self._width = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        with translate_errors(self._sink.url):
+        with client.translate_errors(self._sink.url):
             if not self._head:
                 self._open(batch)
             for rows, size in portions(batch, self._sink):
@@ -299,7 +289,7 @@ class StagingWriter(Writer):
             if not self._elements:
                 self._undo()
                 return {}
-            with translate_errors(self._sink.url):
+            with client.translate_errors(self._sink.url):
                 self._expect(self._client.llen(self._keys.rows(self._name)))
                 average = max(1, self._bytes * self._width // self._elements)
                 at_once = self._width * max(1, min(ELEMENTS_AT_ONCE // self._width, BYTES_AT_ONCE // average))
@@ -310,19 +300,19 @@ class StagingWriter(Writer):
 
     def abort(self) -> None:
         try:
-            with translate_errors(self._sink.url):
+            with client.translate_errors(self._sink.url):
                 self._undo()
         finally:
             self._client.close()
 
     def _open(self, batch: pa.RecordBatch) -> None:
         fields = [name for name in batch.schema.names if name != self._sink.key]
-        self._width = AHEAD + len(fields)
+        self._width = client.AHEAD + len(fields)
         head: dict[str, Any] = {"mode": self._sink.mode, "fields": fields}
         if self._sink.ttl_milliseconds is not None:
             head["ttl"] = str(self._sink.ttl_milliseconds)  # as text: Lua would write a large number with an exponent
         self._head = json.dumps(head)
-        OPEN(self._client, [self._keys.open, self._keys.rows(self._name)], [self._name, self._head])
+        client.OPEN(self._client, [self._keys.open, self._keys.rows(self._name)], [self._name, self._head])
 
     def _expect(self, length: int) -> None:
         if length != self._elements + 1:
@@ -336,17 +326,18 @@ class StagingWriter(Writer):
     def _validate(self, at_once: int) -> None:
         """Check every key before the decision, while a refusal costs nothing."""
         for first in range(1, self._elements + 1, at_once):
-            why = VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
+            why = client.VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
             if why:
+                where = client.public_address(self._sink.url)
                 raise DataError(
-                    f"Redis at {public_address(self._sink.url)} cannot take a row: {why.decode(errors='replace')}.",
+                    f"Redis at {where} cannot take a row: {why.decode(errors='replace')}.",
                     to_do="remove the key that is in the way, or give the sink another prefix.",
                 )
 
     def _undo(self) -> None:
         if self._head:
             keys = [self._keys.open, self._keys.begun, self._keys.rows(self._name)]
-            ABORT(self._client, keys, [self._name])
+            client.ABORT(self._client, keys, [self._name])
 
 
 class DirectWriter(Writer):
@@ -358,7 +349,7 @@ class DirectWriter(Writer):
 
     def write(self, batch: pa.RecordBatch) -> None:
         fields = [name for name in batch.schema.names if name != self._sink.key]
-        with translate_errors(self._sink.url):
+        with client.translate_errors(self._sink.url):
             for rows, _ in portions(batch, self._sink):
                 with self._client.pipeline(transaction=False) as pipeline:
                     for command in commands(rows, fields, self._sink):
@@ -378,7 +369,7 @@ def commands(rows: Rows, fields: list[str], sink: RedisSink) -> Iterator[tuple[A
     """The commands that write `rows`, in their order."""
     elements, width = rows.elements, rows.width
     for at in range(0, len(elements), width):
-        nulls, key, values = elements[at], elements[at + 1], elements[at + AHEAD : at + width]
+        nulls, key, values = elements[at], elements[at + 1], elements[at + client.AHEAD : at + width]
         if sink.mode == "string":
             ttl = () if sink.ttl_milliseconds is None else ("PX", sink.ttl_milliseconds)
             yield ("DEL", key) if nulls else ("SET", key, values[0], *ttl)

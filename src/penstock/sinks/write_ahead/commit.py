@@ -161,8 +161,7 @@ class HandingCommitter(Committer):
     """In the driver: hands logged rows to the user's function, one writer after the other."""
 
     def __init__(self, sink: WriteAheadSink, scope: SinkScope) -> None:
-        self._sink = sink
-        self._scope = scope
+        self._sink, self._scope = sink, scope
         self._row_log = RowLog(sink.log, scope)
         self._row_log.create()
 
