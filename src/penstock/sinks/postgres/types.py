@@ -7,7 +7,6 @@ whose zone would be a guess.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -132,23 +131,13 @@ def _require_storable(values: pa.Array, column: PgColumn) -> None:
 _FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905  # that a date can hold, from 1970
 _DAY = 86_400_000_000  # microseconds
 
-#: Types with a binary form, into which the server does not read text.
-_FIXED = frozenset(
-    (
-        "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "bytea", "date", "timestamp", "timestamptz",
-        "time", "interval", "uuid",
-    )
-)  # fmt: skip
-
-
-@functools.cache
-def _fixed() -> dict[str, Any]:
-    return {
-        "bool": pa.bool_(), "int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64(),
-        "float4": pa.float32(), "float8": pa.float64(), "bytea": pa.binary(), "date": pa.date32(),
-        "timestamp": pa.timestamp("us"), "timestamptz": pa.timestamp("us", "UTC"),
-        "time": pa.time64("us"), "interval": pa.duration("us"), "numeric": pa.decimal128(38, 0),
-    }  # fmt: skip
+#: Types with a binary form, into which the server does not read text, and the Arrow types for it.
+_FIXED: dict[str, Any] = {
+    "bool": pa.bool_(), "int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64(),
+    "float4": pa.float32(), "float8": pa.float64(), "bytea": pa.binary(), "date": pa.date32(),
+    "timestamp": pa.timestamp("us"), "timestamptz": pa.timestamp("us", "UTC"),
+    "time": pa.time64("us"), "interval": pa.duration("us"), "numeric": pa.decimal128(38, 0),
+}  # fmt: skip
 
 
 def _simple(kind: pa.DataType, base: str, scale: int | None) -> pa.DataType | None:
@@ -157,7 +146,7 @@ def _simple(kind: pa.DataType, base: str, scale: int | None) -> pa.DataType | No
     if base in TEXTUAL:
         fits = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_null(kind)
         return pa.string() if fits else None
-    wanted = _fixed().get(base)
+    wanted = _FIXED.get(base)
     if wanted is None:
         return None
     if kinds.is_null(kind):
@@ -219,8 +208,6 @@ def _as_uuid(values: pa.Array, name: str) -> pa.Array:
     )
     return pc.if_else(pc.is_valid(values), sixteen, pa.scalar(None, pa.binary(16)))
 
-
-# ── from a DataFrame ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 _ATOMIC = {
     "boolean": "boolean", "tinyint": "smallint", "smallint": "smallint", "int": "integer", "bigint": "bigint",
