@@ -25,17 +25,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.layout import (
-    FIRST,
-    RESTORES,
-    RESTORING,
-    is_history,
-    known_fields,
-    numbered,
-    numbers,
-    seal,
-    unseal,
-)
+from penstock.checkpoint import layout
+from penstock.checkpoint.layout import FIRST, RESTORES, RESTORING, is_history, numbered, numbers, seal, unseal
 from penstock.errors import SavepointError
 from penstock.storage.storage import AlreadyExists
 
@@ -73,7 +64,7 @@ class Histories:
         """Oldest first."""
         void = {number for _, body in self._bodies(RESTORING) for number in body.get("voids", ())}
         bodies = [(number, body) for number, body in self._bodies(RESTORES) if number not in void]
-        return [Restored(**{**known_fields(Restored, body), "number": number}) for number, body in bodies]
+        return [Restored(**{**layout.known_fields(Restored, body), "number": number}) for number, body in bodies]
 
     def current(self) -> str:
         """The name of the folder, below each query's, that counts."""
