@@ -15,7 +15,6 @@ from penstock.errors import CheckpointExpired, JobStopped, SavepointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from pyspark.sql import DataFrame
 
@@ -58,7 +57,6 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
         return time.monotonic() - self.opened
 
     @property
@@ -75,19 +73,15 @@ class Watchdog:
         self._attempt, self._seconds, self._group = attempt, seconds, group
         self._lock = threading.Lock()
         self._over = False
-        self._timer: threading.Timer | None = None
+        self._timer = threading.Timer(seconds, self._bite)
+        self._timer.daemon = True
         self.expired: CheckpointExpired | None = None
 
     def __enter__(self) -> Watchdog:
-        self._timer = threading.Timer(self._seconds, self._bite)
-        self._timer.daemon = True
         self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._timer is not None
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with self._lock:
             self._over = True
         self._timer.cancel()
@@ -120,7 +114,6 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether none may begin any more."""
         return self._shut.is_set()
 
     def __enter__(self) -> None:

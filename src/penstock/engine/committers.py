@@ -62,7 +62,6 @@ class Committers:
             self._open[uid] = (scope, self._sinks[uid].open_committer(scope))
 
     def close(self) -> None:
-        """Free all connections."""
         self._close_open()
         self._pool.shutdown(wait=False)
 
@@ -277,7 +276,6 @@ class Stragglers:
         self._logs = self._logs or logs
 
     def started(self, generation: int) -> None:
-        """A recovery is over. Tasks and drivers of an earlier run may still live."""
         self._times.started(generation)
 
     def sweep(self, keep: Sequence[Committable]) -> None:

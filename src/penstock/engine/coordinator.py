@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from penstock.checkpoint.decision import (
 from penstock.checkpoint.log_repair import finish, look, query_of, refuse_lost_state, restore
 from penstock.checkpoint.open import check_sources, history_of, mismatch
 from penstock.config import Checkpoints, Mode
-from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Gate
 from penstock.engine.committers import Stragglers
@@ -110,7 +108,7 @@ class Coordinator:
             observer=observer,
             inputs=inputs,
         )
-        self._gate = Gate(query)
+        self.gate = Gate(query)
         self._stragglers = Stragglers(query, self._run.abort_dangling, inflight)
         self._jobs: Jobs = EachEpoch()
         self._resume: Resume | None = None
@@ -157,9 +155,9 @@ class Coordinator:
     def __call__(self, frame: DataFrame, epoch: int, jobs: Jobs | None = None) -> None:
         """`foreachBatch`: returns only when epoch `epoch` is visible in every sink, or safe in the in-flight log; then
         Spark writes its commit. `jobs` runs the tasks, if the writer is part of the streaming plan."""
-        with self._gate, bound(**self._run.log_fields, epoch=epoch):
+        with self.gate, bound(**self._run.log_fields, epoch=epoch):
             try:
-                self._gate.check()
+                self.gate.check()
                 self._run_epoch(frame, epoch, jobs or self._jobs)
             except BaseException as error:
                 self._failure = error
@@ -170,51 +168,33 @@ class Coordinator:
 
     def tend(self) -> None:
         """Call now and then while the query runs: sweeps though no epoch comes."""
-        if self._gate.try_enter():
+        if self.gate.try_enter():
             try:
-                if self.failure is None and not self._gate.closed:
+                if self.failure is None and not self.gate.closed:
                     self._stragglers.sweep_again()
             finally:
-                self._gate.leave()
+                self.gate.leave()
 
     def drain(self, given_up: Callable[[], bool]) -> None:
         """Return when the in-flight log is delivered, or `given_up` returns True."""
         if self._inflight is not None:
             self._inflight.wait_empty(given_up)
 
-    def held(self, patience: Deadline) -> AbstractContextManager[None]:
-        """Within this context no epoch is under way and none begins. `SavepointError` if one does not end in time."""
-        return self._gate.held(patience)
-
     @property
     def delivered(self) -> bool:
         """Whether no row waits in the in-flight log."""
         return self._inflight is None or not self._inflight.pending
-
-    @property
-    def busy(self) -> bool:
-        """Whether an epoch is under way."""
-        return self._gate.busy
 
     def has_begun(self, epoch: int) -> bool:
         """Whether the epoch is marked as begun, at most once."""
         return self._ledger.has_begun(epoch, self._log.query_id())
 
     def refuse_superseded(self) -> None:
-        """`Superseded` if a newer run has registered."""
         self._run.refuse_superseded()
-
-    def shut_gate(self) -> None:
-        """From now on no epoch begins; returns at once."""
-        self._gate.shut()
-
-    def close_gate(self) -> None:
-        """From now on no epoch begins; returns when none is under way. Stop Spark's query after this."""
-        self._gate.close()
 
     def close(self) -> None:
         """Free the sinks' connections. Waits for an epoch under way."""
-        self.close_gate()
+        self.gate.close()
         if self._inflight is not None:
             self._inflight.close()
         self._run.committers.close()
@@ -230,7 +210,7 @@ class Coordinator:
         except BarrierOverwritten:
             self._run.refuse_superseded()  # then the other driver is the newer one
             raise
-        self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
+        self.gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
         mode = Mode.EXACTLY_ONCE if replay is not None else Mode(self._limits.mode)
         done = False
@@ -271,7 +251,7 @@ class Coordinator:
             self._observe(attempt, error)
             if not self._tolerates(attempt, error):
                 raise
-            self._gate.check()
+            self.gate.check()
             return False
         self._failed_in_row = 0
         if decision is not None:
@@ -306,7 +286,7 @@ class Coordinator:
         visible = self._run.drive(steps, self._perform)
         if visible is not None:
             self.decided = epoch
-            self._emit_committed(epoch, visible, commit_ms=0.0, recovery=False)
+            self._emit_rows("committed", epoch, visible, commit_ms=0.0, recovery=False)
             failpoint("epoch.committed")
         return True
 
@@ -324,7 +304,7 @@ class Coordinator:
             query_id = self._log.query_id()
             assert query_id is not None  # Spark has written its barrier
             self._inflight.open(query_id, self._run.generation)
-            self._inflight.wait_for_room(self._gate)
+            self._inflight.wait_for_room(self.gate)
 
     def _observe(self, attempt: Attempt, error: BaseException | None) -> None:
         if self._observer is not None:
@@ -332,10 +312,9 @@ class Coordinator:
                 attempt.notes.inflight_bytes = self._inflight.bytes
             self._observer.ended(attempt.epoch, self._run.generation, attempt.barrier, attempt.notes, error)
 
-    def _emit_committed(self, epoch: int, committables: Sequence[Committable], **fields: Any) -> None:
-        rows = sum(committable.rows for committable in committables)
-        writers = sum(bool(committable.rows) for committable in committables)
-        self._run.emit("committed", epoch, rows=rows, writers=writers, **fields)
+    def _emit_rows(self, event: str, epoch: int, committables: Sequence[Committable], **fields: Any) -> None:
+        rows = [committable.rows for committable in committables if committable.rows]
+        self._run.emit(event, epoch, rows=sum(rows), writers=len(rows), **fields)
 
     # The actions
 
@@ -414,10 +393,9 @@ class Coordinator:
             return prepared
         if prepared.strays:
             self._stragglers.expect(logs=True)
-        seconds, rows = attempt.seconds, sum(committable.rows for committable in prepared.committables)
+        seconds = attempt.seconds
         attempt.notes.committables, attempt.notes.precommit_ms = prepared.committables, round(seconds * 1000, 2)
-        writers = sum(bool(committable.rows) for committable in prepared.committables)
-        self._run.emit("precommitted", attempt.epoch, rows=rows, writers=writers, seconds=round(seconds, 4))
+        self._emit_rows("precommitted", attempt.epoch, prepared.committables, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
         return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
 
@@ -460,6 +438,6 @@ class Coordinator:
         if attempt is not None:
             attempt.notes.commit_ms, attempt.notes.logged = commit_ms, not visible
         if visible and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in decision.to_commit):
-            self._emit_committed(epoch, decision.committables, commit_ms=commit_ms, recovery=attempt is None)
+            self._emit_rows("committed", epoch, decision.committables, commit_ms=commit_ms, recovery=attempt is None)
         failpoint("recover.committed" if attempt is None else "epoch.committed")
         return outcomes

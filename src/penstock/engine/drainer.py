@@ -209,7 +209,6 @@ class Drainer:
         return [(epoch, committable, seen.get(committable.writer, "")) for committable in unknown]
 
     def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
-        """Record an operator's ruling on how these ended."""
         self._run.rule(epoch, committables, outcome)
 
     # The loop
@@ -318,8 +317,8 @@ class Drainer:
                 to_do="see that the target system answers. If it has forgotten them for good: stop the job, then"
                 " penstock transactions resolve.",
             )
-        lost = [item for item in entry.committables if item.at_sink is None or outcomes[item.id] is Outcome.LOST]
-        return tuple(lost)
+        left = [item for item in entry.committables if item.at_sink is None or outcomes[item.id] is Outcome.LOST]
+        return tuple(left)
 
     def _commit_prepared(self, entry: Entry) -> dict[WriterId, Outcome]:
         """What is proven of each, or ruled where nothing can be."""
@@ -413,7 +412,6 @@ class Drainer:
         return protocol.Prepared(sealed)
 
     def _write(self, epoch: int, committable: Committable, hints: Mapping[str, Any]) -> Committable:
-        """One writer of the epoch, from its log file to prepared."""
         scope = WriterScope(self._run.scope(self._uid), epoch, self._attempt, committable.writer, 0, hints)
         batches = read_log(self._backlog.logs, log_of(committable))
         writer = self._sink.open_writer(scope)
@@ -443,7 +441,6 @@ class Drainer:
 
 
 def generation_of(decision: DecisionId) -> int:
-    """The generation of a drainer's decision."""
     return decision.generation // _RECOVERIES
 
 

@@ -92,12 +92,10 @@ class LedgerRun:
     # The run
 
     def facts(self) -> dict[str, Any]:
-        """What the generation records of itself."""
         process = {"host": socket.gethostname(), "pid": os.getpid(), "run": self._token}
         return {"job": self.job, **process, "sinks": sorted(self.sinks)}
 
     def register(self, facts: Mapping[str, Any]) -> int:
-        """Become the newest generation, and open the committers for it."""
         self.generation = self.ledger.register(dict(facts))
         self.open_committers()
         failpoint("recover.registered")
@@ -163,7 +161,6 @@ class LedgerRun:
             self.emit("aborted", None, count=count)
 
     def emit(self, event: str, epoch: int | None, **fields: Any) -> None:
-        """Report something that this run of the query did."""
         more = {} if epoch is None else {"epoch": epoch}
         self._events.emit(event, query=self.query, generation=self.generation, **more, **fields)
 

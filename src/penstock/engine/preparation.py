@@ -70,7 +70,8 @@ class Assignments:
         if writing.route in (Route.LOG, Route.COUNT):
             return writing, {}  # the sink gets no rows
         try:
-            return writing, dict(self._hints(uid))
+            hints = self._committers[uid].hints()
+            return writing, dict(self._inflight.with_hints(uid, hints) if self._inflight is not None else hints)
         except PenstockError as error:
             if writing.route is not Route.TEE or not error.retryable:
                 raise
@@ -86,10 +87,6 @@ class Assignments:
         if self._inflight is not None:
             return self._inflight.writing(uid, self._attempt.seconds)
         return Writing()
-
-    def _hints(self, uid: str) -> Mapping[str, Any]:
-        hints = self._committers[uid].hints()
-        return self._inflight.with_hints(uid, hints) if self._inflight is not None else hints
 
 
 class EpochOutputs:
@@ -280,7 +277,6 @@ class Preparation:
         return int(session._jsparkSession.leafNodeDefaultParallelism())
 
     def _sealed(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
-        """Each sink confirms what its writers prepared."""
         written = [item for item in committables if item.rows and (only is None or item.sink in only)]
         deadline = Deadline(self._limits.commit_timeout_seconds)
         sealed = [*self._committers.seal([item for item in written if not item.logged], deadline)]

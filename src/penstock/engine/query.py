@@ -140,8 +140,7 @@ class QueryRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether an epoch is under way."""
-        return self._coordinator is not None and self._coordinator.busy
+        return self._coordinator is not None and self._coordinator.gate.busy
 
     @contextmanager
     def hold(self, patience: Deadline) -> Iterator[HeldQuery]:
@@ -151,7 +150,7 @@ class QueryRunner:
             yield self.at_end()
             return
         coordinator = self._running(patience)
-        with coordinator.held(patience):
+        with coordinator.gate.held(patience):
             coordinator.drain(lambda: patience.passed() or self._stopping.is_set())
             log = self._spark_log()
             while not (logged := log.next_epoch()[0] > self._completed_epoch()) and not patience.passed():
@@ -176,7 +175,7 @@ class QueryRunner:
     def shut(self) -> None:
         """No epoch begins any more; the one under way, if any, ends. Returns at once."""
         if self._coordinator is not None:
-            self._coordinator.shut_gate()
+            self._coordinator.gate.shut()
 
     def prepare_final(self) -> None:
         """After a stop: finish what is decided, and refuse where `emit_final` could not work."""
@@ -319,7 +318,7 @@ class QueryRunner:
         while query.isActive and not self._wake.is_set() and coordinator.failure is None and fault is None:
             self._wake.wait(_POLL_SECONDS)
             coordinator.tend()
-            fault = alive.fault(busy=coordinator.busy)
+            fault = alive.fault(busy=coordinator.gate.busy)
         self._drain(coordinator, query)
         if fault is not None:
             raise fault
@@ -344,7 +343,7 @@ class QueryRunner:
         """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
         if self._cancelled:
             give_up(query, self.plan.uid)
-        coordinator.close_gate()
+        coordinator.gate.close()
         patience = Deadline(_DRAIN_SECONDS)
         log = self._spark_log()
         while query.isActive and log.next_epoch()[0] <= coordinator.completed and not patience.passed():
@@ -379,7 +378,6 @@ class QueryRunner:
         return barrier is not None and self.plan.finished_at(barrier)
 
     def _new_coordinator(self, plan: QueryPlan, inputs: Inputs, observer: Observer) -> Coordinator:
-        """The coordinator of one start, not yet recovered."""
         session = plan.frame.sparkSession  # the one that starts the query, and so knows it
         running = RunningQuery(session, lambda: current_execution(session))
         ledger = self._ledger_at(f"{self.folder}/{LEDGER}")

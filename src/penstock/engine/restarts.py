@@ -103,9 +103,7 @@ def _classify_one(error: BaseException) -> ErrorClass | None:
         return None
     if isinstance(error, PenstockError):
         return ErrorClass.RETRY if error.retryable else ErrorClass.FATAL
-    if _is_sparks(error):
-        return _of_spark(error)
-    return _of_python(type(error))
+    return _of_spark(error) if _is_sparks(error) else _of_python(type(error))
 
 
 def _of_python(kind: type[BaseException]) -> ErrorClass:
@@ -162,7 +160,6 @@ def _is_sparks(error: BaseException) -> bool:
 
 
 def _raised_by(error: BaseException) -> str:
-    """The package whose code raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -69,7 +69,6 @@ class JobRun:
 
     @property
     def location(self) -> str:
-        """The job's folder."""
         return f"{self.checkpoints.storage.rstrip('/')}/{self.name}"
 
     def run(self) -> None:

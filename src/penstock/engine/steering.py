@@ -94,7 +94,6 @@ class Steering:
         self.stop()
 
     def shut_down(self) -> None:
-        """A signal asks this process to end."""
         self.signalled = self.signalled or not self._stop
         self.stop()
 

@@ -247,7 +247,6 @@ def run_writer(
     rule: int,
     names: list[str] | None,
 ) -> dict[str, Any]:
-    """Run one writer in a task; returns its result."""
     task = context.partitionId(), context.taskAttemptId()
     named = batches if names is None else (batch.rename_columns(names) for batch in batches)
     scope = WriterScope(assignment.scope, assignment.epoch, assignment.attempt, *task, assignment.hints)
