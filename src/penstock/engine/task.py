@@ -280,14 +280,16 @@ def _write(
             channel.write(batch)
         if channel is not None:
             result = channel.finish()
-    except PenstockError as error:
-        _abort(channel)
+    except BaseException as error:
+        if channel is not None:
+            # The failure under way is what matters; what abort leaves behind, the driver's sweep finds by prefix.
+            with contextlib.suppress(Exception):
+                channel.abort()
+        if not isinstance(error, PenstockError):
+            raise
         if error.retryable:
             raise TaskFault(error) from error
         return {"error": error.to_json()}
-    except BaseException:
-        _abort(channel)
-        raise
     checksum = checksum_of(total, rule)
     return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **result}
 
@@ -301,13 +303,6 @@ def answer_of(line: str) -> pa.RecordBatch:
     ends = struct.pack("=2i", 0, len(text))
     column = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(text)])
     return pa.RecordBatch.from_arrays([column], names=["result"])
-
-
-def _abort(channel: Channel | None) -> None:
-    if channel is not None:
-        # The failure under way is what matters; what abort leaves behind, the driver's sweep finds by prefix.
-        with contextlib.suppress(Exception):
-            channel.abort()
 
 
 def committable(sink: str, answer: Mapping[str, Any]) -> Committable:

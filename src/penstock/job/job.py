@@ -258,10 +258,9 @@ class Job:
         self._steering.stop()
 
     def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
-        """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
-        `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see
-        `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job.
-        `progress` hears how far it is."""
+        """Take a savepoint at an epoch boundary, without stopping the job; its path, below `directory` or
+        `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`. Blocks until it is complete, `progress` hears
+        how far it is; safe from any thread but the one that runs the job."""
         return self._steering.savepoint(directory, kind=kind, progress=progress)
 
     def stop_with_savepoint(
