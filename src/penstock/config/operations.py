@@ -73,7 +73,7 @@ AVAILABILITY_OPTIONS = (
         ("tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out",)),
     Option(CLASS_ARCHIVE, "availability", "class_archive", f"-D {CLASS_ARCHIVE}=…", "false", boolean,
         "Whether the driver's JVM starts from an archive of its classes in the"
-        " [cache](../how-to/failover.md#the-archive-of-classes), and has one made where there is none: by a process"
+        " [cache](../how-to/failover.md#class-archive), and has one made where there is none: by a process"
         " that takes most of a core for a minute, after the driver has run for 20 seconds.",
         ("tests/unit/supply/test_class_archive.py::test_an_archive_is_used_once_it_is_there",)),
 )  # fmt: skip
