@@ -42,11 +42,9 @@ class SinkScope:
 
 @dataclass(frozen=True, slots=True)
 class WriterScope:
-    """Identifies one attempt of a writer, in a task.
-
-    (`generation`, `epoch`, `attempt`, `partition`, `task_attempt`) is unique over all runs: two attempts of one task
-    never share a name. `hints` come from the sink's committer (`Committer.hints`).
-    """
+    """Identifies one attempt of a writer, in a task. (`generation`, `epoch`, `attempt`, `partition`, `task_attempt`) is
+    unique over all runs: two attempts of one task never share a name. `hints` come from the sink's committer
+    (`Committer.hints`)."""
 
     sink: SinkScope
     epoch: int
@@ -75,10 +73,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An open writer in the other system, for display.
-
-    `payload` is the part of its committable's payload that names it, for a lookup in the ledger. Numbers that the name
-    does not hold are None. `started` is in seconds since 1970; `details` holds no secret."""
+    """An open writer in the other system, for display. `payload` is the part of its committable's payload that names
+    it, for a lookup in the ledger. Numbers that the name does not hold are None. `started` is in seconds since 1970;
+    `details` holds no secret."""
 
     name: str
     generation: int
@@ -113,18 +110,15 @@ class Writer(ABC):
 
 
 class Committer(ABC):
-    """The driver's side of the target. Every method is idempotent and may be called from any process.
-
-    Set `fences_older_runs` if no writer of an older generation can prepare anything once `abort_dangling` has returned.
+    """The driver's side of the target. Every method is idempotent and may be called from any process. Set
+    `fences_older_runs` if no writer of an older generation can prepare anything once `abort_dangling` has returned.
     Otherwise `abort_dangling` is called about once a minute during a run."""
 
     fences_older_runs: ClassVar[bool] = False
 
     def hints(self) -> Mapping[str, Any]:
-        """Information for this epoch's writers; travels to every task, so keep it small.
-
-        An epoch waits for it: return what is known, and spend seconds at most on asking the other system. A writer must
-        work without it."""
+        """Information for this epoch's writers; travels to every task, so keep it small. An epoch waits for it: return
+        what is known, and spend seconds at most on asking the other system. A writer must work without it."""
         return {}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
@@ -188,11 +182,10 @@ class Sink(ABC):
 
 
 class TwoPhaseSink(Sink):
-    """A sink whose system can prepare now and commit later. Extend this for your own.
-
-    Set `shapes_once` if `shape` depends only on the frame's columns and has no effect outside the sink, and if the
-    committers' hints can be written as JSON. Then `shape` is called, and the sink pickled, once per start of a query
-    instead of in every epoch, which shortens short epochs. A class that overrides `shape` must set it again."""
+    """A sink whose system can prepare now and commit later. Extend this for your own. Set `shapes_once` if `shape`
+    depends only on the frame's columns and has no effect outside the sink, and if the committers' hints can be written
+    as JSON. Then `shape` is called, and the sink pickled, once per start of a query instead of in every epoch, which
+    shortens short epochs. A class that overrides `shape` must set it again."""
 
     shapes_once: ClassVar[bool] = False
 

@@ -170,10 +170,8 @@ def new_cluster_id() -> str:
 
 
 def answers_kafka(port: int, timeout: float = 1.0) -> bool:
-    """Whether a plain-text Kafka listener answers an ApiVersions request on `port`.
-
-    A broker opens its listeners only after it has recovered its logs and joined the cluster, so it can serve then.
-    """
+    """Whether a plain-text Kafka listener answers an ApiVersions request on `port`. A broker opens its listeners only
+    after it has recovered its logs and joined the cluster, so it can serve then."""
     answer = exchange(port, _API_VERSIONS, 8, timeout)
     return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
 

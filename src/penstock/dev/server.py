@@ -52,10 +52,8 @@ class Stoppable(ABC):
 
 class Server(Stoppable):
     """A server program as a child of this process, running and answering once `start` returns it. Each method returns
-    once it has taken effect. A server that does not start raises `DevelopmentError` with the end of its log.
-
-    A subclass defines how the server is prepared, started and asked whether it answers.
-    """
+    once it has taken effect. A server that does not start raises `DevelopmentError` with the end of its log. A subclass
+    defines how the server is prepared, started and asked whether it answers."""
 
     name: ClassVar[str]  # in messages: "The Kafka broker"
     log_name: ClassVar[str] = "server.log"

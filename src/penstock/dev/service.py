@@ -51,11 +51,9 @@ def status() -> Status:
 
 
 def up(port: int | None = None) -> Status:
-    """Start the broker unless it runs; topics from earlier runs are there.
-
-    Without `port` it listens on 9092, or on a free port where that is taken, and `note` says so. With `port` it listens
-    there or raises `DevelopmentError`: where the port is taken, and where the broker already runs on another.
-    """
+    """Start the broker unless it runs; topics from earlier runs are there. Without `port` it listens on 9092, or on a
+    free port where that is taken, and `note` says so. With `port` it listens there or raises `DevelopmentError`: where
+    the port is taken, and where the broker already runs on another."""
     with _alone():
         now = status()
         if now.running:

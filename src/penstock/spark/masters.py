@@ -99,8 +99,7 @@ def cluster_errors(master: str) -> Iterator[None]:
 
 def _unknown(master: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Spark knows no master such as {master!r}.",
-        to_do="write local[4], spark://HOST:PORT or yarn.",
+        f"Spark knows no master such as {master!r}.", to_do="write local[4], spark://HOST:PORT or yarn."
     )
 
 

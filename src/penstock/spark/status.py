@@ -85,10 +85,9 @@ class SparkStatus:
 def measure(
     spark: SparkSession, group: str, opened: float, *, epoch: int, uids: Sequence[str | None]
 ) -> Alignment | None:
-    """The alignment of a prepared epoch, counted from `opened` (seconds since 1970).
-
-    `group` is the job group it ran under (the query's run id), `uids` name its sources. Never raises: None, and one
-    line in the log, where it cannot be measured. Costs a few calls to the JVM; call it beside the epochs."""
+    """The alignment of a prepared epoch, counted from `opened` (seconds since 1970). `group` is the job group it ran
+    under (the query's run id), `uids` name its sources. Never raises: None, and one line in the log, where it cannot be
+    measured. Costs a few calls to the JVM; call it beside the epochs."""
     try:
         return _measure(SparkStatus.of(spark), group, opened, epoch, uids)
     except Exception as error:

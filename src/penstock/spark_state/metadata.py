@@ -308,9 +308,8 @@ def _partitions(folder: Tree, batch: int) -> int | None:
 
 def plan_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...]:
     """The stateful operators of a streaming DataFrame in the plan's order, with the schemas their state would have.
-
-    Spark plans the first batch of a query into a folder that is thrown away, and writes there what it would write
-    into a new checkpoint. Nothing runs, and no source is asked."""
+    Spark plans the first batch of a query into a folder that is thrown away, and writes there what it would write into
+    a new checkpoint. Nothing runs, and no source is asked."""
     spark = frame.sparkSession
     jvm: Any = spark._jvm
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder, open_work_session(spark) as work:

@@ -104,11 +104,7 @@ class RewritePlan:
 
     @classmethod
     def of(
-        cls,
-        conf: Mapping[str, str],
-        operators: Sequence[OperatorMetadata],
-        partitions: int | None,
-        backend: str | None,
+        cls, conf: Mapping[str, str], operators: Sequence[OperatorMetadata], partitions: int | None, backend: str | None
     ) -> RewritePlan:
         """Raises where it cannot be reached from here."""
         was = backend_of(conf)
@@ -235,9 +231,7 @@ def join_format(conf: Mapping[str, str], operator: OperatorMetadata) -> int | No
 def _require_no_state(goal: Tree) -> None:
     if goal.names(layout.STATE):
         raise ConfigurationError(
-            f"{goal.location} holds state already.",
-            safe="nothing was changed.",
-            to_do="give a folder without state.",
+            f"{goal.location} holds state already.", safe="nothing was changed.", to_do="give a folder without state."
         )
 
 

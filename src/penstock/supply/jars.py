@@ -98,11 +98,9 @@ def is_present(name: str) -> bool:
 
 
 def jar_set(name: str) -> list[Path]:
-    """The verified jars of set `name`, downloaded if this user never had them.
-
-    Safe to call from several processes at once: one downloads, the others wait for it. Raises `DevelopmentError`
-    naming the jar when one cannot be had or is not what the lock says; the cache is then as it was before.
-    """
+    """The verified jars of set `name`, downloaded if this user never had them. Safe to call from several processes at
+    once: one downloads, the others wait for it. Raises `DevelopmentError` naming the jar when one cannot be had or is
+    not what the lock says; the cache is then as it was before."""
     jars = _set(name)
     folder = jar_folder(name)
     if not _complete(folder, jars):
@@ -191,11 +189,9 @@ def sha256_of(path: Path) -> str:
 
 
 def retrieve(wanted: Sequence[Coordinate], folder: Path, *, transitive: bool = False) -> list[Path]:
-    """Download `wanted` into `folder` as `place` says, all in one run of Ivy, and return its jars.
-
-    `folder` must belong to the caller alone. Not transitive means exactly the artifacts named. Raises
-    `DevelopmentError` with Ivy's last lines when a download fails.
-    """
+    """Download `wanted` into `folder` as `place` says, all in one run of Ivy, and return its jars. `folder` must belong
+    to the caller alone. Not transitive means exactly the artifacts named. Raises `DevelopmentError` with Ivy's last
+    lines when a download fails."""
     folder.mkdir(parents=True, exist_ok=True)
     module = folder / "ivy.xml"
     module.write_text(_module(wanted, transitive), encoding="utf-8")

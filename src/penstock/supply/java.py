@@ -173,11 +173,10 @@ def wrapped_home(real: Path, cache: Path) -> Path:
 
 def compiler_options(options: Sequence[str], cores: int | None = None) -> list[str]:
     """When the driver's JVM hands a method to its optimising compiler (C2), on a machine with few cores; empty where
-    there are many, or where the user's Java `options` speak of compilers.
-
-    C2 takes up what was called a few thousand times. On a driver that is most of Spark's planning: more than a thousand
-    methods in the first minutes. Where cores are idle that is free; on few it is taken from the rows. What every row
-    passes through is called that often in a tenth of a second, and reaches the higher threshold as soon."""
+    there are many, or where the user's Java `options` speak of compilers. C2 takes up what was called a few thousand
+    times. On a driver that is most of Spark's planning: more than a thousand methods in the first minutes. Where cores
+    are idle that is free; on few it is taken from the rows. What every row passes through is called that often in a
+    tenth of a second, and reaches the higher threshold as soon."""
     if any(word in option for option in options if option.startswith("-") for word in _COMPILER_WORDS):
         return []
     return [] if (cores or usable_cores()) > _FEW_CORES else list(_COMPILE_LATER)

@@ -49,10 +49,8 @@ EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How two multisets differ. `lost + found - duplicated - unexpected == expected`, always.
-
-    A copy too many is `duplicated` if the value was expected at all, otherwise `unexpected`.
-    """
+    """How two multisets differ. `lost + found - duplicated - unexpected == expected`, always. A copy too many is
+    `duplicated` if the value was expected at all, otherwise `unexpected`."""
 
     expected: int
     found: int
@@ -94,8 +92,7 @@ def compare(expected: Any, actual: Any) -> Verdict:
 
     Values of different kinds differ: the text '1' is not the number 1, and neither are True, 1.0 and Decimal('1').
     Between columns of one kind the width does not count (int and bigint, float and double, text and large text), nor
-    does the unit of a time; columns of different kinds are a `SchemaMismatch`.
-    """
+    does the unit of a time; columns of different kinds are a `SchemaMismatch`."""
     left, right = _columns(expected), _columns(actual)
     if left is None or right is None:
         return _compare_counts(_counter(expected), _counter(actual))
@@ -329,11 +326,9 @@ def _flat(column: Any) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one reader saw at one instant: `seen[sink][epoch]` rows.
-
-    Looking takes time: it began `at` and lasted `took` seconds. `settled`: no commit can have been in progress (the job
-    has recovered, or has ended), so the sinks of one epoch must agree. Sinks that are not named were not read.
-    """
+    """What one reader saw at one instant: `seen[sink][epoch]` rows. Looking takes time: it began `at` and lasted `took`
+    seconds. `settled`: no commit can have been in progress (the job has recovered, or has ended), so the sinks of one
+    epoch must agree. Sinks that are not named were not read."""
 
     at: float
     seen: Sizes

@@ -115,11 +115,9 @@ class Progress:
         self._has_committed = True
 
     def kill_after(self, event: Event) -> float | None:
-        """Seconds to wait before a kill, if this event is the moment for the next one.
-
-        Only while the job has unfinished work, and has decided and committed something since it was started: a job
-        that is killed faster than it can start proves nothing.
-        """
+        """Seconds to wait before a kill, if this event is the moment for the next one. Only while the job has
+        unfinished work, and has decided and committed something since it was started: a job that is killed faster than
+        it can start proves nothing."""
         if len(self.kills) >= len(self.plan) or not self._has_committed:
             return None
         moment, done = self.plan[len(self.kills)], self.committed["payments"]

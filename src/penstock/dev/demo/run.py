@@ -60,10 +60,8 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Play the demo and show it; 0 if every row came out exactly once and every total is right, otherwise 1.
-
-    The temporary folder is removed afterwards, except with `keep` or if something was wrong.
-    """
+    """Play the demo and show it; 0 if every row came out exactly once and every total is right, otherwise 1. The
+    temporary folder is removed afterwards, except with `keep` or if something was wrong."""
     seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     view = open_view(f"Penstock demo: {options.rows:,} rows, {options.kills} kills, seed {seed}", as_json=options.json)
@@ -113,10 +111,8 @@ def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResu
 
 
 class JobProcess:
-    """One run of the job, killed as a machine kills it: driver, JVM and workers at once, found by their session.
-
-    Its events and its log go to files of its own: a run that dies in the middle of a line spoils no other run's.
-    """
+    """One run of the job, killed as a machine kills it: driver, JVM and workers at once, found by their session. Its
+    events and its log go to files of its own: a run that dies in the middle of a line spoils no other run's."""
 
     def __init__(self, folder: Path, number: int, arguments: Sequence[str]) -> None:
         self.log = folder / f"job-{number}.log"

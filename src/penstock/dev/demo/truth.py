@@ -84,10 +84,8 @@ class Truth:
 
     def judge_totals(self, rows: pa.Table) -> TotalsVerdict:
         """Whether `rows` (account, n, total), in the order each account's rows were written, are true running totals.
-
         An account's payments arrive in the order of their ids, whatever the epochs were. So after n of them its total
-        is the sum of its first n payments, and nothing else: a lost or repeated payment makes every later row wrong.
-        """
+        is the sum of its first n payments, and nothing else: a lost or repeated payment makes every later row wrong."""
         codes = pc.fill_null(pc.index_in(rows.column("account"), value_set=pa.array(self._names)), -1).to_numpy()
         n = rows.column("n").to_numpy()
         totals = rows.column("total").to_numpy()
