@@ -176,18 +176,13 @@ def answers_kafka(port: int, timeout: float = 1.0) -> bool:
     return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
 
 
-# An archive of the broker's classes, already parsed and checked, saves about a second at each start. Java can write one
-# when a program ends and map it when the program starts again (class data sharing). The first broker that ends in good
-# order writes it; all later ones use it. It only ever saves time: Java ignores an archive that does not fit its own
-# version or the jars, and a broker starts without one just as well.
+# An archive of the broker's classes saves about a second at each start (class data sharing). The first broker that ends
+# in good order writes it, later ones use it. Java ignores an archive that does not fit its own version or the jars.
 
 
 def archive_path(java: JavaHome, jars: str = _JARS) -> Path:
     """Where the archive for this Java is or will be: beside the jars it was made from, so it goes when they go."""
-    built = java.home / "lib" / "modules"
-    age = built.stat().st_mtime_ns if built.exists() else 0  # an updated Java keeps its path
-    name = f"java-{java.version}-{zlib.crc32(f'{java.home}:{age}'.encode()):08x}.jsa"
-    return jar_folder(jars) / name
+    return jar_folder(jars) / f"java-{java.version}-{zlib.crc32(f'{java.home}:{java.built}'.encode()):08x}.jsa"
 
 
 def archive_options(java: JavaHome, to_write: Path | None = None, jars: str = _JARS) -> list[str]:

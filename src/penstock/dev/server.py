@@ -18,7 +18,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, ClassVar, Self
 
 from penstock import processes
@@ -44,9 +43,7 @@ class Stoppable(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 
@@ -211,9 +208,7 @@ class Server(Stoppable):
         process = self._process
         if process is None or process.poll() is not None:
             return True
-        return end_process(
-            process.pid, self.stop_seconds, gone=lambda: process.poll() is not None, with_signal=self.stop_signal
-        )
+        return end_process(process.pid, self.stop_seconds, lambda: process.poll() is not None, self.stop_signal)
 
     def _abandon(self) -> None:
         self.kill()

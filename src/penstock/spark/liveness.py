@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-STOP_SECONDS = 60.0
-"""For Spark to stop a query that runs no epoch; it cancels tasks, which end within seconds."""
+STOP_SECONDS = 60.0  # for Spark to stop a query that runs no epoch; it cancels tasks, which end within seconds
 _LOOKS = 20  # at the log, within the checkpoint timeout; each may cost a request to an object store
 _NEW_PROCESS = "nothing; a supervisor starts the driver again. Without one (`python JOB.py`), start it again."
 _SAFE = "what is decided is carried out at the next start; what is not replays."
@@ -45,7 +44,8 @@ class Liveness:
     def fault(self, *, busy: bool) -> PenstockError | None:
         """The error, if there is one. `busy`: an epoch is under way, and its own watchdog watches it."""
         if (server := self._server()) is not None and not (server.thread and server.thread.is_alive()):
-            _release(server)
+            with contextlib.suppress(Exception):  # refuse waiting calls, so that Spark's threads do not wait for them
+                server.server_socket.close()
             return SparkUnresponsive(
                 f"Spark cannot call query {self._uid!r} any more: py4j's callback server in the driver has ended, as it"
                 " does where the process has no file descriptor or thread left.",
@@ -105,9 +105,3 @@ def stop(query: StreamingQuery, uid: str) -> None:
         raise SparkUnresponsive(
             f"Spark has not stopped query {uid!r} within {STOP_SECONDS:g} s.", safe=_SAFE, to_do=_NEW_PROCESS
         ) from None
-
-
-def _release(server: Any) -> None:
-    """Refuse the calls that wait to be accepted, so that Spark's threads do not wait for them."""
-    with contextlib.suppress(Exception):
-        server.server_socket.close()

@@ -1,15 +1,9 @@
 """Spark's daemon for Python workers, with the installed PySpark and workers that answer at once.
 
-Spark puts an archive of PySpark's sources before everything else on a worker's path. Python compiles sources in an
-archive anew in every process: half a second for each worker of each start. An installed PySpark holds the same modules,
-compiled once. Nothing is imported ahead of the fork: Spark warns that some packages start threads.
-
-Java sends a worker its task in small pieces, and holds each back until the one before is acknowledged; the worker's
-kernel delays acknowledgements by up to 40 ms, in the hope of an answer to send them with. So a task with few rows
-mostly waits. Workers here acknowledge at once. (Unix domain sockets, which Spark can use instead, do not wait, but with
-them Spark's JVM remembers a file name for every `collect`, for ever.)
-
-After each task a worker collects garbage before it takes the next one. The modules of its first task are exempt.
+Spark puts an archive of PySpark's sources first on a worker's path, and Python compiles an archive's sources anew in
+every process, in half a second. Java holds each piece of a task back until the one before is acknowledged, which the
+worker's kernel delays by up to 40 ms; workers here acknowledge at once. (With Unix domain sockets Spark's JVM remembers
+a file name for every `collect`, for ever.) The garbage collection after each task leaves out the first task's modules.
 """
 
 from __future__ import annotations

@@ -166,10 +166,9 @@ def plan_with(spark: SparkSession, parallelism: int | None) -> Callable[[], None
     """Have Spark plan with `parallelism`, that of the decided epoch to be replayed, until the returned function is
     called for the first time. None: nothing is changed.
 
-    Some plans deal their rows out by the number of cores: Spark packs files into tasks by `leafNodeDefaultParallelism`,
-    and adaptive execution coalesces the partitions of a shuffle by it. By default it is the number of cores at that
-    moment, which differs after a restart on another machine, or before the last executor has registered. A file source
-    reads the settings of the session that created it, which all queries share: so one replay is planned at a time."""
+    Spark packs files into tasks, and adaptive execution coalesces the partitions of a shuffle, by the number of cores
+    at that moment, which may differ after a restart. A file source reads the settings of the session that created it,
+    which all queries share: so one replay is planned at a time."""
     if parallelism is None:
         return lambda: None
     mine = _one_replay_at_a_time.acquire(timeout=_REPLAY_SECONDS)

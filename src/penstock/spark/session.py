@@ -1,13 +1,11 @@
 """The Spark session of a job: the settings and jars that every job needs, and none that the user has set already.
 
-Its Java process starts with no secret on its command line, and no noise on the terminal. PySpark puts every setting
-there as `--conf key=value`, where each user of the machine can read it. Secrets go by a file instead that only its
-owner can read and that is gone once Java runs.
+PySpark puts every setting on Java's command line, where each user of the machine can read it. Secrets go by a file
+instead that only its owner can read and that is gone once Java runs.
 
-On a local disk Spark writes no checksum file beside each of its own. Hadoop's local file system writes `.NAME.crc`
-beside `NAME`, and starts two processes to give either its permissions: eight for the two files with which Spark begins
-and ends a batch. A file that Spark has half-written shows by its content, the ledger has a sealed copy of what is
-decided, and state files have checksums of Spark's. Checksum files of an earlier run are still read and kept true.
+On a local disk Spark writes no checksum file (`.NAME.crc`) beside each of its own: Hadoop starts eight processes for
+those of one batch. A half-written file shows by its content, the ledger has a sealed copy of what is decided, and state
+files have checksums of Spark's. Checksum files of an earlier run are still read and kept true.
 """
 
 from __future__ import annotations
@@ -179,7 +177,6 @@ def _class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive
 
 
 def _java_options(conf: Mapping[str, str]) -> list[str]:
-    """The user's."""
     texts = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
     return " ".join(texts).split()
 
@@ -359,9 +356,8 @@ def paths_to_give(sets: Sequence[str], master: str, setting: Callable[[str], str
 
 def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
     """Add the jars to a running session that lacks them: under spark-submit, and where a job adds a source later."""
-    for name in sets:
-        if name == KAFKA_JARS and not _loads(spark._jvm, _KAFKA_CLASS):
-            _add(spark, jar_set(name))
+    if KAFKA_JARS in sets and not _loads(spark._jvm, _KAFKA_CLASS):
+        _add(spark, jar_set(KAFKA_JARS))
 
 
 def _is_brought(jars: str, named: str) -> bool:

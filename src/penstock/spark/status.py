@@ -1,9 +1,7 @@
 """What Spark knows of a query: when the tasks that read an epoch's sources reached its barrier, and its operators.
 
-Cuts come from the status store behind Spark's web page and REST API, which is there with the page on or off: it has the
-jobs of a query, their stages and, of each task, start, duration and rows. It does not know what a task reads. So cuts
-are numbered, and carry a source's uid only where the query has one source. A call to the JVM costs a tenth of a
-millisecond and up; lists come whole.
+Cuts come from the status store behind Spark's web page and REST API, which is there with the page on or off. It does
+not know what a task reads: cuts are numbered, and carry a source's uid only where the query has one source.
 """
 
 from __future__ import annotations
@@ -47,10 +45,8 @@ class SparkStatus:
         jackson = gateway.jvm.com.fasterxml.jackson
         self._store: Any = spark.sparkContext._jsc.sc().statusStore()
         self._tracker = spark.sparkContext.statusTracker()
-        self._no_statuses, self._no_quantiles = (
-            gateway.jvm.java.util.ArrayList(),
-            gateway.new_array(gateway.jvm.double, 0),
-        )
+        self._no_statuses = gateway.jvm.java.util.ArrayList()
+        self._no_quantiles = gateway.new_array(gateway.jvm.double, 0)
         self._mapper = jackson.databind.ObjectMapper()
         self._mapper.registerModule(jackson.module.scala.DefaultScalaModule())
 
@@ -180,12 +176,9 @@ def _first_successes(status: SparkStatus, attempts: Sequence[Mapping[str, Any]])
         for task in status.tasks(int(attempt["stageId"]), int(attempt["attemptId"])):
             if task["status"] == "SUCCESS" and task.get("duration") is not None:
                 number = int(task["partitionId"])
-                tasks[number] = min(tasks.get(number, task), task, key=_end)
+                first = tasks.get(number, task)
+                tasks[number] = min(first, task, key=lambda done: float(done["launchTime"]) + float(done["duration"]))
     return tasks
-
-
-def _end(task: Mapping[str, Any]) -> float:
-    return float(task["launchTime"]) + float(task["duration"])
 
 
 # Operators
@@ -195,7 +188,8 @@ def operators_of(frame: DataFrame) -> list[dict[str, Any]]:
     """The operators of a query, from the sources on, by Spark's analysed plan: each one's name, and whether it keeps
     state. A join keeps state where both of its sides are streams. Runs no Spark job."""
     tree: Any = frame._jdf.queryExecution().analyzed()
-    streams = sum(leaf.isStreaming() for leaf in _each(tree.collectLeaves()))
+    leaves = tree.collectLeaves()
+    streams = sum(leaves.apply(index).isStreaming() for index in range(leaves.size()))
     operators = []
     for line in str(tree.toString()).splitlines():
         match = _NODE.match(line)
@@ -203,14 +197,6 @@ def operators_of(frame: DataFrame) -> list[dict[str, Any]]:
             continue
         name = match["name"]
         stateful = bool(_STATEFUL.match(name)) or (name == "Join" and streams > 1)
-        operators.append({"name": f"Join{_kind(match['rest'])}" if name == "Join" else name, "stateful": stateful})
+        kind = [word.rstrip(",") for word in match["rest"].split()[:1]] if name == "Join" else []
+        operators.append({"name": " ".join([name, *kind]), "stateful": stateful})
     return operators[::-1][:_MOST_OPERATORS]
-
-
-def _kind(rest: str) -> str:
-    word = rest.split()[:1]
-    return f" {word[0].rstrip(',')}" if word else ""
-
-
-def _each(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.size())]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -31,14 +30,15 @@ if TYPE_CHECKING:
 
 _MAKING_SECONDS = 1800  # after which something hangs; on a busy machine others come first
 _BATCHES = 3
+_PREFIX = "penstock-rehearsal-"
 _TOGETHER_SECONDS = 0.2  # so that each task of a wave finds the workers of the others busy
 
 
 def warm_up(spark: SparkSession, modules: Sequence[str] = ()) -> None:
     """Run a small query as a job's queries run, in a session of its own. Python workers import `modules` too."""
     warm_workers(spark, modules)
-    with _folder() as folder:
-        _run(_rows(spark.newSession()), folder)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
+        _run(_rows(spark.newSession()), Path(folder))
 
 
 def warm_workers(spark: SparkSession, modules: Sequence[str] = ()) -> None:
@@ -82,15 +82,6 @@ def _run(frame: DataFrame, folder: Path) -> None:
     started.stop()
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="penstock-rehearsal-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 # In a process of its own
 
 
@@ -118,9 +109,9 @@ def _rehearse(aside: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
         conf["spark.driver.extraJavaOptions"] = " ".join(flags)
     spark = session("rehearsal", conf=conf, jars=jars, local_storage=True, class_archive=True)
     process: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
         warm_up(spark)
-        _run(_rows(spark).groupBy("key").count(), folder / "counted")
+        _run(_rows(spark).groupBy("key").count(), Path(folder))
         load_classes(spark, [path for name in jars for path in jar_set(name)])
         spark.stop()
     process.stdin.close()  # Java ends, and archives what it has loaded

@@ -87,20 +87,14 @@ class OperatorMetadata:
         """The description as Spark reads it, for a checkpoint at `location`."""
         stores: list[dict[str, Any]] = []
         for store in self.stores:
-            entry: dict[str, Any] = {
-                "storeName": store.name,
-                "numColsPrefixKey": store.prefix_columns,
-                "numPartitions": store.partitions,
-            }
+            entry: dict[str, Any] = {"storeName": store.name, "numColsPrefixKey": store.prefix_columns}
+            entry["numPartitions"] = store.partitions
             if self.version > 1:
-                entry["stateSchemaFilePaths"] = [
-                    f"{location}/{layout.operator(self.id)}/{name}" for name in store.schema_files
-                ]
+                root = f"{location}/{layout.operator(self.id)}"
+                entry["stateSchemaFilePaths"] = [f"{root}/{name}" for name in store.schema_files]
             stores.append(entry)
-        body: dict[str, Any] = {
-            "operatorInfo": {"operatorId": self.id, "operatorName": self.name},
-            "stateStoreInfo": stores,
-        }
+        info = {"operatorId": self.id, "operatorName": self.name}
+        body: dict[str, Any] = {"operatorInfo": info, "stateStoreInfo": stores}
         if self.version > 1:
             body["operatorPropertiesJson"] = self.properties or ""
         return f"v{self.version}\n{json.dumps(body, separators=(',', ':'))}".encode()
@@ -118,10 +112,8 @@ class OperatorMetadata:
             return True
         data = checkpoint.storage.read(layout.operator_description(self.id, self.number)) or b""
         paths = [path for entry in _parse(data, "")[1]["stateStoreInfo"] for path in entry["stateSchemaFilePaths"]]
-        root = checkpoint.location.partition(":")[2].lstrip("/")
-        return all(
-            path.partition(":")[2].lstrip("/").startswith(f"{root}/{layout.operator(self.id)}/") for path in paths
-        )
+        root = f"{checkpoint.location.partition(':')[2].lstrip('/')}/{layout.operator(self.id)}/"
+        return all(path.partition(":")[2].lstrip("/").startswith(root) for path in paths)
 
 
 def read_metadata(checkpoint: Tree, batch: int) -> tuple[OperatorMetadata, ...]:
@@ -154,17 +146,14 @@ def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
             " a newer Spark, which writes it.",
         )
     version, body = _parse(data, f"{checkpoint.location}/{name}")
-    info = body["operatorInfo"]
     files: dict[str, bytes] = {}
     stores = []
     for entry in body["stateStoreInfo"]:
-        if version == 1:
-            store = Store(entry["storeName"], int(entry["numColsPrefixKey"]), int(entry["numPartitions"]), ())
-            names: tuple[str, ...] = (f"{store.folder(0)}/{layout.STORE_SCHEMA}",)
-        else:
-            marker = f"/{root}/"
-            names = tuple(path.rpartition(marker)[2] for path in entry["stateSchemaFilePaths"])
-            store = Store(entry["storeName"], int(entry["numColsPrefixKey"]), int(entry["numPartitions"]), (), names)
+        store = Store(entry["storeName"], int(entry["numColsPrefixKey"]), int(entry["numPartitions"]), ())
+        names: tuple[str, ...] = (f"{store.folder(0)}/{layout.STORE_SCHEMA}",)
+        if version > 1:
+            names = tuple(path.rpartition(f"/{root}/")[2] for path in entry["stateSchemaFilePaths"])
+            store = replace(store, schema_files=names)
         safe_part(store.name, name)
         for file in names:
             safe_name(file, name)
@@ -177,15 +166,9 @@ def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
                 )
             files[file] = content
         stores.append(replace(store, families=tuple(families(files[names[-1]])) if names else ()))
-    return OperatorMetadata(
-        int(info["operatorId"]),
-        str(info["operatorName"]),
-        version,
-        tuple(stores),
-        files,
-        body.get("operatorPropertiesJson"),
-        number,
-    )
+    info, properties = body["operatorInfo"], body.get("operatorPropertiesJson")
+    operator, title = int(info["operatorId"]), str(info["operatorName"])
+    return OperatorMetadata(operator, title, version, tuple(stores), files, properties, number)
 
 
 def _parse(data: bytes, where: str) -> tuple[int, dict[str, Any]]:
@@ -286,7 +269,8 @@ def read_operators(spark: SparkSession | None, checkpoint: str, batch: int) -> t
     """The stateful operators of a checkpoint as they were after `batch`; none for a query that keeps no state.
     Reads a few small files. Without a session only a local disk can be reached."""
     folder = tree_at(checkpoint, spark)
-    partitions = _partitions(folder, batch)
+    count = conf_of(folder, batch).get(PARTITIONS)
+    partitions = None if count is None else int(count)
     return tuple(describe_operator(operator, partitions) for operator in read_metadata(folder, batch))
 
 
@@ -299,11 +283,6 @@ def describe_operator(operator: OperatorMetadata, partitions: int | None = None)
         for family in store.families
     )
     return Operator(operator.id, operator.name, stores, count)
-
-
-def _partitions(folder: Tree, batch: int) -> int | None:
-    count = conf_of(folder, batch).get(PARTITIONS)
-    return None if count is None else int(count)
 
 
 def plan_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...]:

@@ -68,7 +68,7 @@ def rewrite(
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
     plan = RewritePlan.of(conf, operators, partitions, backend)
-    spread = plan.partitions != int(conf[PARTITIONS])
+    spread, hashmap = plan.partitions != int(conf[PARTITIONS]), backend_of(conf) == Backend.HASHMAP
     if spread:
         require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
@@ -77,15 +77,8 @@ def rewrite(
     with open_work_session(spark) as work, open_readable(origin, goal, operators, progress) as location:
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
-            frame = raw_rows(
-                work,
-                location,
-                batch,
-                operator,
-                store,
-                hashmap=backend_of(conf) == Backend.HASHMAP,
-                join_format=join_format(conf, operator),
-            )
+            form = join_format(conf, operator)
+            frame = raw_rows(work, location, batch, operator, store, hashmap=hashmap, join_format=form)
             return spread_over(frame, plan.partitions) if spread else frame
 
         plan.write(work, goal, batch, operators, rows, progress)
@@ -109,23 +102,16 @@ class RewritePlan:
         """Raises where it cannot be reached from here."""
         was = backend_of(conf)
         if was not in PROVIDERS:
-            raise ConfigurationError(
+            raise _refused(
                 f"The state is kept by {was}, which Penstock cannot read or write.",
-                safe="nothing was changed.",
                 to_do="only the state of hashmap and rocksdb can be rewritten.",
             )
         if partitions is not None and partitions < 1:
-            raise ConfigurationError(
-                f"State cannot be spread over {partitions} partitions.",
-                safe="nothing was changed.",
-                to_do="give a parallelism of 1 or more.",
+            raise _refused(
+                f"State cannot be spread over {partitions} partitions.", to_do="give a parallelism of 1 or more."
             )
         if backend is not None and backend not in PROVIDERS:
-            raise ConfigurationError(
-                f"There is no state backend {backend!r}.",
-                safe="nothing was changed.",
-                to_do="ask for hashmap or rocksdb.",
-            )
+            raise _refused(f"There is no state backend {backend!r}.", to_do="ask for hashmap or rocksdb.")
         goal = cls(conf, Backend(backend or was), partitions or int(conf[PARTITIONS]))
         for operator in operators:
             _check(conf, operator, goal.backend)
@@ -134,9 +120,8 @@ class RewritePlan:
     def require_writer(self, version: SparkVersion, operators: Sequence[OperatorMetadata]) -> None:
         """Raises where this version of Spark cannot write the state."""
         if operators and self.backend is Backend.ROCKSDB and not version.rewrites_rocksdb:
-            raise ConfigurationError(
+            raise _refused(
                 f"Spark {version.name} has no way to write rows into RocksDB's files; Spark 4.2 and newer have.",
-                safe="nothing was changed.",
                 to_do="restore it as it is (a native savepoint, with the parallelism and backend it has), or with"
                 " state.backend.type=hashmap; or upgrade PySpark, which takes up the same savepoint, and do it there.",
             )
@@ -172,10 +157,8 @@ class RewritePlan:
 
 def copy_logs(origin: Tree, goal: Tree, batch: int) -> None:
     """The query's id, its positions and commits up to `batch`, and what its sources keep: what is not there yet."""
-    wanted = [
-        name for folder in (layout.OFFSETS, layout.COMMITS) for name in origin.files(folder) if _number(name) <= batch
-    ]
-    wanted += [layout.QUERY_ID, *origin.files(layout.SOURCES)]
+    logs = [*origin.files(layout.OFFSETS), *origin.files(layout.COMMITS)]
+    wanted = [*(name for name in logs if _number(name) <= batch), layout.QUERY_ID, *origin.files(layout.SOURCES)]
     present = goal.files()
     goal.take(origin, {name: name for name in wanted if name not in present})
 
@@ -190,9 +173,8 @@ def require_format(origin: Tree, batch: int) -> None:
             to_do="name the last complete batch.",
         )
     if commit.partition(b"\n")[0] != b"v1" or b"stateUniqueIds" in commit:
-        raise ConfigurationError(
+        raise _refused(
             f"{origin.location} was written with state checkpoint format 2, which cannot be rewritten.",
-            safe="nothing was changed.",
             to_do="keep parallelism and state backend as they are, or run the query with"
             " spark.sql.streaming.stateStore.checkpointFormatVersion=1 from the start.",
         )
@@ -202,10 +184,9 @@ def require_reader(version: SparkVersion, conf: Mapping[str, str], operators: Se
     """Raises where this version of Spark cannot read all rows of the state."""
     several = next((operator for operator in operators if operator.has_families), None)
     if several is not None and backend_of(conf) == Backend.ROCKSDB and not version.rewrites_rocksdb:
-        raise ConfigurationError(
+        raise _refused(
             f"The state of operator {several.id} ({several.name}) consists of several column families, which Spark"
             f" {version.name} cannot read all at once; Spark 4.2 and newer can.",
-            safe="nothing was changed.",
             to_do="keep parallelism and state backend as they are, and take native savepoints; or upgrade PySpark,"
             " which takes up the same checkpoint, and do it there.",
         )
@@ -215,10 +196,9 @@ def require_spread_by_key(conf: Mapping[str, str], operators: Sequence[OperatorM
     """Raises where rows of the state need not be in the partition that their own key belongs to. Before Spark 3.3, or
     with this setting, an operator also takes rows as an earlier shuffle by other columns has left them."""
     if operators and conf.get(STRICT, "false").lower() != "true":
-        raise ConfigurationError(
+        raise _refused(
             f"The query was begun with {STRICT}=false, or by a Spark older than 3.3: which partition a row of its"
             " state belongs to depends on the shuffles before the operator, and only the plan knows them.",
-            safe="nothing was changed.",
             to_do="keep the parallelism as it is and take native savepoints; a query that is begun anew with the"
             " setting left at its default can be rescaled.",
         )
@@ -230,32 +210,31 @@ def join_format(conf: Mapping[str, str], operator: OperatorMetadata) -> int | No
 
 def _require_no_state(goal: Tree) -> None:
     if goal.names(layout.STATE):
-        raise ConfigurationError(
-            f"{goal.location} holds state already.", safe="nothing was changed.", to_do="give a folder without state."
-        )
+        raise _refused(f"{goal.location} holds state already.", to_do="give a folder without state.")
 
 
 def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend) -> None:
     what = f"The state of operator {operator.id} ({operator.name})"
     if operator.name not in _KNOWN:
-        raise ConfigurationError(
+        raise _refused(
             f"{what} cannot be rewritten: Spark does not know which partition its rows belong to.",
-            safe="nothing was changed.",
             to_do="keep parallelism and state backend as they are, or take the operation (a limit, for instance) out"
             " of the query.",
         )
     if (join_format(conf, operator) or 0) > 3:
-        raise ConfigurationError(
+        raise _refused(
             f"{what} is in join format {join_format(conf, operator)}, which cannot be rewritten.",
-            safe="nothing was changed.",
             to_do=f"keep parallelism and state backend as they are; a new query with {JOIN_FORMAT}=2 can be rewritten.",
         )
     if backend is Backend.HASHMAP and operator.has_families:
-        raise ConfigurationError(
+        raise _refused(
             f"{what} consists of several column families, which hashmap cannot hold.",
-            safe="nothing was changed.",
             to_do="keep the state backend rocksdb: transformWithState, and joins in format 3, run on nothing else.",
         )
+
+
+def _refused(happened: str, *, to_do: str) -> ConfigurationError:
+    return ConfigurationError(happened, safe="nothing was changed.", to_do=to_do)
 
 
 @contextmanager

@@ -51,7 +51,8 @@ def raw_rows(
     """One task reads one partition, in their order. Of a hashmap store a task holds its whole partition in memory, as
     the job does."""
     if not hashmap and version_of(work).rewrites_rocksdb:
-        options = _jvm(work).org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
+        jvm: Any = work._jvm
+        options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
         everything = str(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES())
         whole: DataFrame = reader(work, checkpoint, batch, operator.id, store.name).option(everything, "true").load()
         return whole
@@ -74,11 +75,8 @@ def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -
     from pyspark.sql import functions as f
 
     key = store.families[0].key
-    keyed = reinterpret(
-        work,
-        typed.select("key", "key", "value"),
-        struct_of([("key", number_columns(key)), (KEY, "binary"), (VALUE, "binary")]),
-    )
+    schema = struct_of([("key", number_columns(key)), (KEY, "binary"), (VALUE, "binary")])
+    keyed = reinterpret(work, typed.select("key", "key", "value"), schema)
     whole = columns == len(key["fields"])
     spread_by = f.col("key") if whole else f.struct(*(f.col("key").getField(f"c{i}") for i in range(columns)))
     return keyed.select(spread_by.alias(PARTITION), KEY, VALUE, f.lit(DEFAULT).alias(FAMILY))
@@ -89,14 +87,9 @@ def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Sto
     version = version_of(work)
     if not version.rewrites_rocksdb:
         return known_partition_columns(operator.name, store)
-    extractor = version.java_class(work, "StatePartitionKeyExtractorFactory").create(
-        operator.name,
-        java_schema(work, store.families[0].key),
-        store.name,
-        DEFAULT,
-        scala_option(work, join_format),
-        scala_option(work),
-    )
+    key, form, none = java_schema(work, store.families[0].key), scala_option(work, join_format), scala_option(work)
+    factory = version.java_class(work, "StatePartitionKeyExtractorFactory")
+    extractor = factory.create(operator.name, key, store.name, DEFAULT, form, none)
     return int(extractor.partitionKeySchema().length())
 
 
@@ -124,10 +117,6 @@ def struct_of(columns: list[tuple[str, Any]]) -> dict[str, Any]:
     return {"type": "struct", "fields": fields}
 
 
-def _jvm(spark: SparkSession) -> Any:
-    return spark._jvm
-
-
 def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[str, ...] = ()) -> DataFrame:
     """Of the rows that `raw_rows` gives those of one kind, with `key` and `value` before the raw columns, and `extra`
     columns of theirs after."""
@@ -136,20 +125,9 @@ def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[
     partition: Any = raw.schema[PARTITION].dataType.jsonValue()
     mine = raw.where(f.col(FAMILY) == family.name).select(KEY, VALUE, PARTITION, KEY, VALUE, *extra)
     kinds = {field.name: field.dataType.jsonValue() for field in raw.schema if field.name in extra}
-    whole = reinterpret(
-        work,
-        mine,
-        struct_of(
-            [
-                ("key", number_columns(family.key)),
-                ("value", number_columns(family.value)),
-                (PARTITION, number_columns(partition)),
-                (KEY, "binary"),
-                (VALUE, "binary"),
-                *kinds.items(),
-            ]
-        ),
-    )
+    structs = {"key": family.key, "value": family.value, PARTITION: partition}
+    numbered = [(name, number_columns(schema)) for name, schema in structs.items()]
+    whole = reinterpret(work, mine, struct_of([*numbered, (KEY, "binary"), (VALUE, "binary"), *kinds.items()]))
     columns = [
         f.struct(*(f.col(side).getField(f"c{at}").alias(name) for at, name in names)).alias(side)
         for side, schema in (("key", family.key), ("value", family.value))

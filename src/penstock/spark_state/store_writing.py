@@ -61,16 +61,9 @@ def write_rocksdb(
     stores = [(operator, store) for operator in operators for store in operator.stores]
     supply = _Supply(work, [rows(operator, store) for operator, store in stores])
     location = resolve_location(work, target.location)
-    rewriter = version_of(work).java_class(work, "StateRewriter")(
-        work._jsparkSession,
-        batch,
-        batch,
-        location,
-        hadoop_conf(work),
-        scala_option(work, location),
-        scala_option(work, supply),
-        scala_option(work),
-    )
+    options = [scala_option(work, value) for value in (location, supply, None)]
+    rewriter_class = version_of(work).java_class(work, "StateRewriter")
+    rewriter = rewriter_class(work._jsparkSession, batch, batch, location, hadoop_conf(work), *options)
     try:
         rewriter.run()
     except Py4JJavaError as error:
@@ -84,8 +77,7 @@ class _Supply:
         implements = ("scala.Function1",)
 
     def __init__(self, work: SparkSession, frames: Sequence[DataFrame]) -> None:
-        self._work = work
-        self._frames = iter(frames)
+        self._work, self._frames = work, iter(frames)
         self.error: Exception | None = None
 
     def apply(self, expected: Any) -> Any:
@@ -105,20 +97,14 @@ def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata
             file = f"{layout.operator(operator.id)}/{store.folder('{partition}')}/{batch + 1}.snapshot"
             try:
                 if isinstance(target.storage, LocalStorage):
-                    _write_on_executors(rows(operator, store), target.location, file, codec)
+                    task = _FileTask(f"{local_path(target.location)}/{file}", codec)
+                    rows(operator, store).select(KEY, VALUE).mapInArrow(task, "bytes long").collect()
                 else:
                     _write_through_driver(rows(operator, store), target, file, codec)
             except PenstockError:
                 raise
             except Exception as error:
                 raise _failed(target, error) from error
-
-
-def _write_on_executors(rows: DataFrame, location: str, file: str, codec: str) -> None:
-    root = local_path(location)
-    assert root is not None
-    task = _FileTask(str(root / file), codec)
-    rows.select(KEY, VALUE).mapInArrow(task, "bytes long").collect()
 
 
 def _write_through_driver(rows: DataFrame, target: Tree, file: str, codec: str) -> None:

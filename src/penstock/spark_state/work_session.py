@@ -113,10 +113,8 @@ def reinterpret(work: SparkSession, frame: DataFrame, schema: Mapping[str, Any])
     Spark's rows, so one can be read as the other. Names and nullability may differ freely."""
     from pyspark.sql import DataFrame
 
-    made = work._jsparkSession.internalCreateDataFrame(
-        frame._jdf.queryExecution().toRdd(), java_schema(work, schema), False
-    )
-    return DataFrame(made, work)
+    rows = frame._jdf.queryExecution().toRdd()
+    return DataFrame(work._jsparkSession.internalCreateDataFrame(rows, java_schema(work, schema), False), work)
 
 
 def java_schema(work: SparkSession, schema: Mapping[str, Any]) -> Any:

@@ -63,18 +63,11 @@ class Coordinate:
 
 
 @dataclass(frozen=True, slots=True)
-class LockedJar:
+class LockedJar(Coordinate):
     """One line of the lock."""
 
-    group: str
-    artifact: str
-    version: str
     sha256: str
     size: int
-
-    @property
-    def coordinate(self) -> Coordinate:
-        return Coordinate(self.group, self.artifact, self.version)
 
 
 @functools.cache
@@ -107,7 +100,7 @@ def jar_set(name: str) -> list[Path]:
         with only_one(folder.with_suffix(".lock")):
             if not _complete(folder, jars):  # another process may have brought it meanwhile
                 _bring(jars, folder)
-    return [folder / jar.coordinate.filename for jar in jars]
+    return [folder / jar.filename for jar in jars]
 
 
 def _set(name: str) -> tuple[LockedJar, ...]:
@@ -141,7 +134,7 @@ def _complete(folder: Path, jars: Sequence[LockedJar]) -> bool:
     if not (folder / _STAMP).is_file():
         return False
     try:
-        return all((folder / jar.coordinate.filename).stat().st_size == jar.size for jar in jars)
+        return all((folder / jar.filename).stat().st_size == jar.size for jar in jars)
     except FileNotFoundError:
         return False
 
@@ -155,11 +148,11 @@ def _bring(jars: Sequence[LockedJar], folder: Path) -> None:
             work, mine = Path(scratch, f"ivy-{share}"), jars[share::_AT_ONCE]
             if not mine:
                 return
-            retrieve([jar.coordinate for jar in mine], work)
+            retrieve(mine, work)
             for jar in mine:
-                source = place(work, jar.coordinate)
+                source = place(work, jar)
                 _verify(source, jar)
-                source.rename(ready / jar.coordinate.filename)
+                source.rename(ready / jar.filename)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(fetch, range(_AT_ONCE)))
@@ -173,7 +166,7 @@ def _verify(path: Path, jar: LockedJar) -> None:
     checksum = sha256_of(path)
     if checksum != jar.sha256:
         raise DevelopmentError(
-            f"{jar.coordinate} came with checksum {checksum[:16]}… ({path.stat().st_size} bytes), "
+            f"{jar} came with checksum {checksum[:16]}… ({path.stat().st_size} bytes), "
             f"but the lock says {jar.sha256[:16]}… ({jar.size} bytes).",
             safe="The download was thrown away and the cache is unchanged.",
             to_do="See that the repository or proxy in use serves the original file, then run `penstock dev jars`.",
@@ -273,8 +266,7 @@ def _module(wanted: Sequence[Coordinate], transitive: bool) -> str:
 
 def _ivy_jar() -> Path:
     spec = importlib.util.find_spec("pyspark")  # found without importing: that would cost a second
-    home = Path(spec.origin).parent if spec is not None and spec.origin else None
-    jars = sorted((home / "jars").glob("ivy-*.jar")) if home is not None else []
+    jars = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec is not None and spec.origin else []
     if not jars:
         raise DevelopmentError(
             "PySpark, which ships the Ivy resolver, is not installed in this Python or has no jars folder.",

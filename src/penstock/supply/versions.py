@@ -1,9 +1,7 @@
 """What differs between the versions of Spark that Penstock runs on: all of it, in one table.
 
-Code that reaches into Spark asks here for names and abilities. A version that is not in the table counts as a later
-one: it has the names of the newest one known, and none of what would be a guess (the format of a log that holds no
-example yet, the jars of a connector). A version on which the core of the suite has not passed is named in a warning,
-once. What ran on which: docs/reference/versions.md.
+A version that is not in the table has the names of the newest one known, and none of what would be a guess (the format
+of a log that holds no example yet, the jars of a connector). What ran on which: docs/reference/versions.md.
 """
 
 from __future__ import annotations
@@ -28,18 +26,13 @@ KAFKA_JARS = "spark-kafka"
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 #: Classes that have moved, by the package they are in.
-_FLAT: Mapping[str, str] = {
-    "FileSystemBasedCheckpointFileManager": _STREAMING,
-    "OffsetSeqMetadata": _STREAMING,
-    "IncrementalExecution": _STREAMING,
-    "WatermarkPropagator": _STREAMING,
-}
 _ROOMS: Mapping[str, str] = {
     "FileSystemBasedCheckpointFileManager": f"{_STREAMING}.checkpointing",
     "OffsetSeqMetadata": f"{_STREAMING}.checkpointing",
     "IncrementalExecution": f"{_STREAMING}.runtime",
     "WatermarkPropagator": f"{_STREAMING}.runtime",
 }
+_FLAT: Mapping[str, str] = dict.fromkeys(_ROOMS, _STREAMING)
 #: Spark's own tools for moving state into other partitions.
 _REPARTITION: Mapping[str, str] = {
     "StateRewriter": f"{_STREAMING}.state",
@@ -91,14 +84,13 @@ class SparkVersion:
 _OLD = {"read_limits": False}
 _NEW = {"read_limits": True, "tells_trigger": True}
 
-VERSIONS = (
+VERSIONS = (  # oldest first
     SparkVersion((4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", **_OLD, tells_trigger=False),
     SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", **_OLD, tells_trigger=True),
     SparkVersion((4, 2), "4.2.1", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
     # The repositories have no connector of 4.3 yet: it gets that of 4.2.
     SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
 )
-"""Those that are known, oldest first."""
 
 _warned: set[str] = set()
 

@@ -26,15 +26,9 @@ import pyarrow.compute as pc
 from penstock.errors import SchemaMismatch
 
 __all__ = [
-    "AtomicityVerdict",
-    "Observation",
-    "OrderVerdict",
-    "Sighting",
-    "Verdict",
-    "compare",
-    "epoch_atomicity",
+    "AtomicityVerdict", "Observation", "OrderVerdict", "Sighting", "Verdict", "compare", "epoch_atomicity",
     "per_key_order",
-]
+]  # fmt: skip
 
 Column: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -145,10 +139,9 @@ def _value(key: tuple[type, Any]) -> Any:
 
 
 def _compare_counts(expected: Counter[Any], actual: Counter[Any]) -> Verdict:
-    missing = expected - actual
     extra = actual - expected
     groups = {
-        "lost": missing,
+        "lost": expected - actual,
         "duplicated": Counter({value: count for value, count in extra.items() if expected[value] > 0}),
         "unexpected": Counter({value: count for value, count in extra.items() if expected[value] <= 0}),
     }
@@ -173,20 +166,19 @@ def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:
     if not all(map(_same_kind, expected.schema.types, actual.schema.types)):
         raise _mismatch(expected.schema, actual.schema)
     try:
-        schemas = [
-            pa.schema([column.with_type(_plain(column.type)) for column in side.schema]) for side in (expected, actual)
-        ]
+        sides = (expected.schema, actual.schema)
+        schemas = [pa.schema([column.with_type(_plain(column.type)) for column in side]) for side in sides]
         common = pa.unify_schemas(schemas, promote_options="permissive")
         expected, actual = expected.cast(common), actual.cast(common)
     except pa.ArrowException as error:
         raise _mismatch(expected.schema, actual.schema) from error
     keys = [f"c{number}" for number in range(expected.num_columns)]
-    sides = []
+    marked = []
     for table, wanted in ((expected, 1), (actual, 0)):
         table = table.rename_columns(keys)
         table = table.append_column("wanted", pa.array(np.full(len(table), wanted, dtype=np.int64)))
-        sides.append(table.append_column("seen", pa.array(np.full(len(table), 1 - wanted, dtype=np.int64))))
-    groups = pa.concat_tables(sides).group_by(keys).aggregate([("wanted", "sum"), ("seen", "sum")])
+        marked.append(table.append_column("seen", pa.array(np.full(len(table), 1 - wanted, dtype=np.int64))))
+    groups = pa.concat_tables(marked).group_by(keys).aggregate([("wanted", "sum"), ("seen", "sum")])
 
     def examples(rows: Column) -> list[Any]:
         few = groups.select(keys).take(pa.array(rows))
@@ -307,15 +299,9 @@ def per_key_order(keys: Any, numbers: Any) -> OrderVerdict:
     backwards = same_key & (values[1:] < values[:-1])
     repeated = same_key & (values[1:] == values[:-1])
     places = np.flatnonzero(backwards | repeated)[:EXAMPLES]
-    return OrderVerdict(
-        rows=len(codes),
-        keys=len(names.dictionary),
-        backwards=int(backwards.sum()),
-        repeated=int(repeated.sum()),
-        examples=tuple(
-            (names.dictionary[int(codes[at])].as_py(), values[at].item(), values[at + 1].item()) for at in places
-        ),
-    )
+    keys = names.dictionary
+    examples = tuple((keys[int(codes[at])].as_py(), values[at].item(), values[at + 1].item()) for at in places)
+    return OrderVerdict(len(codes), len(keys), int(backwards.sum()), int(repeated.sum()), examples)
 
 
 def _flat(column: Any) -> pa.Array:
@@ -445,9 +431,9 @@ def _one_sink(look: Observation, sink: str, truth: Mapping[int, int], before: se
         if rows == size:
             continue
         if rows == 0:
-            kind = "vanished" if epoch in before else "gap"
-            if kind == "gap" and epoch > newest:
+            if epoch not in before and epoch > newest:
                 continue  # not there yet
+            kind = "vanished" if epoch in before else "gap"
         elif size == 0:
             kind = "undecided"
         else:
@@ -461,6 +447,4 @@ def _agreement(look: Observation, sizes: Sizes) -> Iterator[Sighting]:
         parts = [sink for sink in sinks if sizes[sink].get(epoch, 0) > 0]
         there = [sink for sink in parts if look.seen[sink].get(epoch, 0) > 0]
         if there and len(there) < len(parts):
-            for sink in parts:
-                if sink not in there:
-                    yield _sighting("split", look, sink, epoch, sizes[sink])
+            yield from (_sighting("split", look, sink, epoch, sizes[sink]) for sink in parts if sink not in there)

@@ -118,7 +118,7 @@ def test_the_shipped_lock_holds_its_roots_and_every_checksum() -> None:
     shipped = jars.locked()
     assert set(shipped) == set(ROOTS)
     for name, root in ROOTS.items():
-        found = [jar.coordinate for jar in shipped[name]]
+        found = [jars.Coordinate(jar.group, jar.artifact, jar.version) for jar in shipped[name]]
         assert set(root.jars) <= set(found)
         assert len({jar.filename for jar in found}) == len(found), "two jars would share a file name"
         assert all(len(jar.sha256) == 64 and jar.size > 0 for jar in shipped[name])

@@ -1,5 +1,2 @@
 """`penstock demo`: a real job, killed again and again, whose outputs are then checked row by row.
-
-`run.run_demo` plays it. `job` is the job, `plan` decides when to kill, `result` reads the outputs and judges them
-against `truth`, `view` shows it.
-"""
+`plan` decides when to kill, `result` reads the outputs and judges them against `truth`, `view` shows it."""

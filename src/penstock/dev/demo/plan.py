@@ -73,9 +73,9 @@ class Progress:
     def note_kill(self) -> str:
         """Note a kill; returns what the job was last seen doing."""
         newest = max(self.last.values(), key=lambda event: float(event["time"]), default=None)
-        doing = (
-            "starting" if newest is None else f"{newest['query']} epoch {newest.get('epoch', '?')} {newest['event']}"
-        )
+        doing = "starting"
+        if newest is not None:
+            doing = f"{newest['query']} epoch {newest.get('epoch', '?')} {newest['event']}"
         self.kills.append(doing)
         return doing
 

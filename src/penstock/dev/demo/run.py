@@ -4,8 +4,7 @@
               └─▶ totals   (a sum per account) ──▶ files
 
 The job runs as its own process (`job`) and is killed with SIGKILL, JVM and workers with it, at moments that fall
-into every phase of an epoch. It is restarted each time, and at the end plain Python and numpy compute from the
-definition of the payments (`truth`, which uses neither Spark nor the generator) what must be there.
+into every phase of an epoch.
 """
 
 from __future__ import annotations
@@ -99,13 +98,12 @@ def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResu
         result = replace(result, error=error, log_tail=run.job.tail() if run.job is not None else [])
     finally:
         outputs.cancel()
-    seconds = time.monotonic() - began
     return replace(
         result,
         killed_after=progress.kills,
         recoveries=progress.recoveries,
         epochs=len(progress.epochs),
-        seconds=seconds,
+        seconds=time.monotonic() - began,
         folder=str(folder) if options.keep or not result.ok else "",
     )
 
