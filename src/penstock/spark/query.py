@@ -106,10 +106,8 @@ class Lineage:
     def positions(self, frame: DataFrame) -> list[str | None]:
         """The uid behind each position of a barrier; None for a stream that was not read through the job. A source
         that a plan uses twice has two positions: for a join with itself Spark even makes a second stream of it."""
-        return [
-            self._uids.get(_columns(stream)) or self._origins.get(_identity(frame, stream))
-            for stream in _streams(frame)
-        ]
+        uids, origins = self._uids, self._origins
+        return [uids.get(_columns(stream)) or origins.get(_identity(frame, stream)) for stream in _streams(frame)]
 
 
 def _streams(frame: DataFrame) -> Iterator[Any]:

@@ -108,11 +108,8 @@ def session(
         if not existing.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = "local[*]"
         master = wanted.get("spark.master", existing.get("spark.master")) or ""
-        defaults = {
-            key: value
-            for key, value in _defaults(master, local_storage).items()
-            if not existing.contains(key) and key not in wanted
-        }
+        defaults = _defaults(master, local_storage)
+        defaults = {key: defaults[key] for key in defaults if not existing.contains(key) and key not in wanted}
         wanted.update(defaults)
         paths = paths_to_give(sets, master, lambda key: wanted.get(key, existing.get(key)) or "")
         if paths:

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from penstock.storage.tree import Tree
 
-DEFAULT = "default"
-"""The name of a store that is an operator's only one, and of a store's only column family."""
+DEFAULT = "default"  # the name of a store that is an operator's only one, and of a store's only column family
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-KAFKA_JARS = "spark-kafka"
-"""The set of jars that a source or session asks for; which one that is, the version says."""
+KAFKA_JARS = "spark-kafka"  # the set of jars that a source or session asks for; which one that is, the version says
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 #: Classes that have moved, by the package they are in.
@@ -48,17 +47,13 @@ class SparkVersion:
     minor: tuple[int, int]
     patch: str
     packages: Mapping[str, str]
-    #: The locked set of the Kafka connector's jars; None: the user brings them.
-    kafka_jars: str | None
-    #: Whether Spark passes the start and limits of a read to a source in Python.
-    read_limits: bool
-    #: Whether the plan of a batch takes a flag for triggers that end by themselves.
-    tells_trigger: bool
+    kafka_jars: str | None  # the locked set of the Kafka connector's jars; None: the user brings them
+    read_limits: bool  # whether Spark passes the start and limits of a read to a source in Python
+    tells_trigger: bool  # whether the plan of a batch takes a flag for triggers that end by themselves
     #: Whether `commits/N` may be written where the log holds no example of it: its format is known to be v1, with a
     #: watermark and nothing else, as long as the state's format is 1.
     log_known: bool = True
-    #: Whether the core of the suite has passed on it: docs/reference/versions.json.
-    tried: bool = True
+    tried: bool = True  # whether the core of the suite has passed on it: docs/reference/versions.json
 
     @property
     def name(self) -> str:

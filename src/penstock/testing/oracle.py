@@ -32,13 +32,11 @@ __all__ = [
 
 Column: TypeAlias = "np.ndarray[Any, Any]"
 
-#: The size of each epoch, by sink: `sizes[sink][epoch]`.
-Sizes = Mapping[str, Mapping[int, int]]
+Sizes = Mapping[str, Mapping[int, int]]  # the size of each epoch, by sink: `sizes[sink][epoch]`
 #: When the commit of each epoch began (the decision) and when it was complete, by sink.
 Commits = Mapping[str, Mapping[int, tuple[float, float]]]
 
-#: How many offending values a verdict names; the counts are always complete.
-EXAMPLES = 5
+EXAMPLES = 5  # how many offending values a verdict names; the counts are always complete
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-#: Seconds one step may take: generous, because a contract is not a benchmark.
-PATIENCE = 60.0
+PATIENCE = 60.0  # seconds one step may take: generous, because a contract is not a benchmark
 
 
 class SinkHarness(ABC):

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from penstock.dev.demo.plan import Recovery
     from penstock.testing.oracle import Commits
 
-#: Between two looks of the concurrent reader: several in every epoch would only slow the job down.
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2  # between two looks of the concurrent reader: several in every epoch would only slow the job down
 
 _EPOCH = re.compile(r"-e(\d+)-")
 #: The two outputs, which are the names of their queries too.

@@ -30,17 +30,13 @@ from penstock.dev.demo.view import View, open_view
 from penstock.errors import DevelopmentError, PenstockError
 from penstock.processes import end_session
 
-#: How long each run of the job should have work for: enough epochs to be killed in, little enough to keep waiting fun.
-SECONDS_PER_RUN = 2.5
+SECONDS_PER_RUN = 2.5  # of work for each run of the job: enough epochs to be killed in
 #: Rows a second that two cores handle besides everything else; a longer demo simply takes longer.
 MOST_ROWS_PER_SECOND = 50_000.0
-#: A job without events for so long hangs: starting Spark takes seconds, on a busy machine a minute.
-SILENCE_SECONDS = 180.0
-#: Between two reads of the events: short against the milliseconds that a phase of an epoch lasts.
-POLL_SECONDS = 0.002
+SILENCE_SECONDS = 180.0  # without an event: the job hangs. Starting Spark takes a minute on a busy machine
+POLL_SECONDS = 0.002  # between two reads of the events: short against the milliseconds that a phase of an epoch lasts
 
-#: Followed by folder, rows and rate.
-COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")
+COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")  # followed by folder, rows and rate
 
 
 @dataclass(frozen=True)
