@@ -67,7 +67,7 @@ FIGURES: Mapping[str, tuple[Figure, ...]] = {
     ),
     "savepoint": (
         Figure("savepoint_seconds", "until complete", "{:,.2f} s"),
-        Figure("still_seconds", "longest without output meanwhile", "{:,.2f} s"),
+        Figure("still_seconds", "longest pause in output", "{:,.2f} s"),
     ),
 }
 CASES = {
