@@ -2,9 +2,6 @@
 
 It is Apache Kafka itself in KRaft mode (broker and controller in one), from the locked jar set `kafka-broker`; nothing
 is simulated. Listeners are bound to 127.0.0.1.
-
-    with Broker.start(folder) as broker:
-        producer = Producer({"bootstrap.servers": broker.servers})
 """
 
 from __future__ import annotations

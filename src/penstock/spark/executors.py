@@ -1,8 +1,7 @@
 """Whether the executors of a cluster can do a job's work, asked by a small job before the first query starts.
 
-Workers must have the driver's Python (to the minor version) and its Penstock, or a task fails in its first line with a
-stack trace. One task goes to every core. Executors that come later and differ are named when they fail, by the text of
-the failure: Spark reports a stack trace of the first thing that a Python worker does.
+Workers must have the driver's Python (to the minor version) and its Penstock. One task goes to every core. Executors
+that come later and differ are named when they fail, by the text of Spark's stack trace.
 """
 
 from __future__ import annotations

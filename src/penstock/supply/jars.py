@@ -131,10 +131,8 @@ def _connector_set() -> str:
 
 
 def _complete(folder: Path, jars: Sequence[LockedJar]) -> bool:
-    if not (folder / _STAMP).is_file():
-        return False
     try:
-        return all((folder / jar.filename).stat().st_size == jar.size for jar in jars)
+        return (folder / _STAMP).is_file() and all((folder / jar.filename).stat().st_size == jar.size for jar in jars)
     except FileNotFoundError:
         return False
 
