@@ -97,7 +97,9 @@ def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata
             file = f"{layout.operator(operator.id)}/{store.folder('{partition}')}/{batch + 1}.snapshot"
             try:
                 if isinstance(target.storage, LocalStorage):
-                    task = _FileTask(f"{local_path(target.location)}/{file}", codec)
+                    root = local_path(target.location)
+                    assert root is not None
+                    task = _FileTask(str(root / file), codec)
                     rows(operator, store).select(KEY, VALUE).mapInArrow(task, "bytes long").collect()
                 else:
                     _write_through_driver(rows(operator, store), target, file, codec)
