@@ -8,5 +8,6 @@ command line or what serves development.
   query that Spark runs, `drainer.Drainer` from the in-flight log, `settlement.Settlement` for a dead job.
 * `attempt`, `preparation`, `output_jobs`, `task`, `checksum`: one attempt at an epoch, from a DataFrame to a writer in
   a Spark task. `committers`: the sinks, and what given-up tasks leave in them. `inflight`: the log of a late sink.
-* `query`, `group`, `streaming`, `observer`: the queries of a job, started in Spark, restarted, recorded.
+* `run`, `query`, `streaming`, `observer`: the queries of a job, started in Spark, restarted, recorded. `control`: the
+  interfaces for operations; `steering` carries out their commands.
 """
