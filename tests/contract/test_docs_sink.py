@@ -37,5 +37,12 @@ class TestShownSink(SinkContract):
         self.harness = shown["SQLiteHarness"](str(tmp_path / "target.db"))
 
 
+def test_the_shown_simulation_passes(shown: dict[str, Any], tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    text = dict(SNIPPET.findall(PAGE.read_text(encoding="utf-8")))["test_sqlite_simulation.py"]
+    exec(compile(text, "test_sqlite_simulation.py", "exec"), names)
+    names["test_the_sink_in_simulation"](tmp_path)
+
+
 def test_the_page_uses_the_whole_suite(shown: dict[str, Any]) -> None:
     assert issubclass(shown["TestSQLiteSink"], SinkContract)

@@ -28,14 +28,12 @@ itself writes over the state, and a zombie may write `commits/N` meanwhile; ther
 
 from __future__ import annotations
 
-import gc
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from penstock.engine import protocol as p
-from tests.support.protocol_world import Driver, Protocol, Scenario, Simulation, Step, Violation, World
+from tests.support.protocol_world import Driver, Protocol, Scenario, Simulation, Step, World
+from tests.support.walking import Violation, walk
 
 State = tuple[World, tuple[Driver, ...]]
 
@@ -49,8 +47,7 @@ class Explored(NamedTuple):
 
 def explore(scenario: Scenario, protocol: Protocol | None = None) -> Explored:
     """Visit everything in the scenario; raises the first `Violation`, with a shortest trace that leads to it."""
-    with _without_collector():
-        return _Explorer(scenario, protocol or Protocol()).explore()
+    return _Explorer(scenario, protocol or Protocol()).explore()
 
 
 class _Explorer:
@@ -64,30 +61,18 @@ class _Explorer:
 
     def explore(self) -> Explored:
         first: State = (self._simulation.first_world(), ())
-        came_from: dict[State, tuple[State, Step] | None] = {first: None}
-        waiting = deque([first])
-        while waiting:
-            state = waiting.popleft()
-            try:
-                for step, after in self._moves(state):
-                    if after not in came_from:
-                        came_from[after] = (state, step)
-                        waiting.append(after)
-                    if after[0] not in self._checked or step.stop:
-                        self._check(step)
-                    if self._scenario.tends:
-                        for driver in after[1]:
-                            if driver.generation == after[0].newest:
-                                self._check_living(after[0], driver)
-            except Violation as violation:
-                trace: list[str] = []
-                before = came_from[state]
-                while before:
-                    trace.append(_told(before[1]))
-                    before = came_from[before[0]]
-                violation.trace = (*reversed(trace), *violation.trace)
-                raise
-        return Explored(len(came_from), len(self._checked))
+        states = walk(first, self._checked_moves, _told)
+        return Explored(states, len(self._checked))
+
+    def _checked_moves(self, state: State) -> Iterator[tuple[Step, State]]:
+        for step, after in self._moves(state):
+            if after[0] not in self._checked or step.stop:
+                self._check(step)
+            if self._scenario.tends:
+                for driver in after[1]:
+                    if driver.generation == after[0].newest:
+                        self._check_living(after[0], driver)
+            yield step, after
 
     def _moves(self, state: State) -> Iterator[tuple[Step, State]]:
         """Any driver takes a step, or a new one starts; one is forgotten for it when there are too many."""
@@ -217,15 +202,3 @@ class _Explorer:
 def _told(step: Step) -> str:
     generation, *words = step.told
     return f"g{generation} " + " ".join(map(str, words)).replace("/ ", "/")
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Millions of tuples without a cycle: the collector would only walk through them again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -1,0 +1,171 @@
+"""Run many histories, or look for planted bugs: see `make simulate`.
+
+    python -m tests.support.simulation --histories 100000 [--seconds 60] [--from SEED] [--only SEED]
+    python -m tests.support.simulation --planted [--histories 20000] [--bug TEXT]
+    python -m tests.support.simulation --stories
+
+Exit status 1 where an anomaly was found, or a planted bug was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+# Order in sets of text is part of a history.
+if os.environ.get("PYTHONHASHSEED") != "0":
+    again = [sys.executable, "-m", "tests.support.simulation", *sys.argv[1:]]
+    os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
+
+from tests.support.simulation.planted import BUGS, OF_PROTOCOL, OF_SINKS, RARE
+from tests.support.simulation.shrink import simplest, told
+from tests.support.simulation.stories import run_all
+from tests.support.simulation.world import chance, history
+
+_BLOCK = 50
+_clock, _cpu = time.perf_counter, time.process_time
+
+
+@dataclass
+class Tally:
+    histories: int = 0
+    steps: int = 0
+    starts: int = 0
+    cpu: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    reported: Counter[str] = field(default_factory=Counter)
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.histories += other.histories
+        self.steps += other.steps
+        self.starts += other.starts
+        self.cpu += other.cpu
+        self.faults += other.faults
+        self.reported += other.reported
+        self.failed += other.failed
+
+
+def _settle() -> None:
+    """What was imported stays; what a history leaves is little, and collected now and then."""
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+
+
+def block(first: int) -> Tally:
+    tally, began = Tally(), _cpu()
+    for seed in range(first, first + _BLOCK):
+        verdict = history(seed)
+        tally.histories += 1
+        tally.steps += verdict.steps
+        tally.starts += verdict.starts
+        tally.faults.update(fault.kind for fault in verdict.applied)
+        if verdict.reported:
+            tally.reported[verdict.reported.partition(":")[0]] += 1
+        if verdict.anomalies:
+            tally.failed.append(seed)
+    tally.cpu = _cpu() - began
+    return tally
+
+
+def simulate(first: int, histories: int, seconds: float, workers: int) -> Tally:
+    total, began = Tally(), _clock()
+    blocks = range(first, first + histories, _BLOCK)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(workers, _settle) as pool:
+        for tally in pool.imap_unordered(block, blocks):
+            total.add(tally)
+            if _clock() - began > seconds:
+                pool.terminate()
+                break
+    lasted = _clock() - began
+    rate = total.histories / lasted
+    print(f"{total.histories:,} histories in {lasted:.1f} s: {rate:,.0f} a second, {rate * 60:,.0f} a minute")
+    own = total.cpu / total.histories
+    print(
+        f"{own * 1000:.1f} ms of a core each: {60 * workers / own:,.0f} a minute where {workers} cores do nothing else"
+    )
+    print(f"{total.steps:,} steps, {total.starts:,} starts of drivers, {sum(total.faults.values()):,} faults:")
+    print("  " + ", ".join(f"{kind} {count:,}" for kind, count in total.faults.most_common()))
+    print(f"ended with an error for an operator, as promised: {dict(total.reported) or 'none'}")
+    print(f"histories with anomalies: {len(total.failed)}")
+    return total
+
+
+def explain(seed: int) -> None:
+    setup, faults = chance(seed)
+    verdict = history(seed)
+    print(f"\nSeed {seed}: {'; '.join(verdict.anomalies) or 'no anomaly'}")
+    if verdict.anomalies:
+        print(told(*simplest(setup, faults, seed)))
+
+
+def find(name: str, most: int) -> tuple[str, int, float, int, str]:
+    """How many histories, and seconds of one core, until the bug shows; in as many faults as the shortest story has."""
+    bug, began = BUGS[name], _cpu()
+    for seed in range(most):
+        with bug.planted():
+            anomalies = history(seed, bug.sinks).anomalies
+        if anomalies and not history(seed, bug.sinks).anomalies:
+            lasted = _cpu() - began
+            with bug.planted():
+                _, faults, verdict = simplest(*chance(seed, bug.sinks), seed)
+            return name, seed + 1, lasted, len(faults), verdict.anomalies[0]
+    return name, most, _cpu() - began, -1, ""
+
+
+def _find(given: tuple[str, int]) -> tuple[str, int, float, int, str]:
+    return find(*given)
+
+
+def planted(most: int, workers: int, only: str) -> bool:
+    names = [name for name in BUGS if only in name and (only or name not in RARE)]
+    print(f"{'planted bug':<56} {'histories':>9} {'seconds':>8} {'faults':>6}  found as")
+    missed = []
+    with multiprocessing.get_context("fork").Pool(workers, _settle) as pool:
+        for name, histories, seconds, faults, anomaly in pool.imap_unordered(_find, [(name, most) for name in names]):
+            if not anomaly:
+                missed.append(name)
+            shown = anomaly[:70] if anomaly else "NOT FOUND"
+            print(f"{name:<56} {histories:>9,} {seconds:>8.1f} {faults if anomaly else '':>6}  {shown}", flush=True)
+    print(f"{len(names) - len(missed)} of {len(names)} found (in all: protocol {OF_PROTOCOL}, sinks {OF_SINKS})")
+    return not missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--histories", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--from", dest="first", type=int, default=0)
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--bug", default="", help="of the planted ones, those with this text in their names")
+    parser.add_argument("--stories", action="store_true", help="what once went wrong")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    if given.only is not None:
+        explain(given.only)
+        return 0
+    if given.stories:
+        failed = run_all()
+        print("\n\n".join(failed))
+        return 1 if failed else 0
+    if given.planted:
+        return 0 if planted(given.histories, given.workers, given.bug) else 1
+    total = simulate(given.first, given.histories, given.seconds, given.workers)
+    for seed in sorted(total.failed)[:3]:
+        explain(seed)
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

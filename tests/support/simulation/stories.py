@@ -1,0 +1,48 @@
+"""Histories that once went wrong, found by chance: each is run at every place where it could go wrong again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tests.support.simulation.schedule import Fault
+from tests.support.simulation.shrink import told
+from tests.support.simulation.world import Setup, World
+
+Histories = Iterator[tuple[Setup, Sequence[Fault]]]
+
+
+def _stands_still_in_its_first_start() -> Histories:
+    """A driver that stood still in the recovery before the first epoch removed, when it woke, the state of the run that
+    had taken over: it had asked whether it was the newest one long before."""
+    for call in range(1, 60):
+        yield Setup(("files",), stateful=True, rows=5), [Fault(1, call, "pause", size=10_000)]
+
+
+def _two_notes_of_the_query() -> Histories:
+    """Two drivers started at the same moment, and both wrote Spark's note of the query's id. The decisions of one were
+    made under the id of the other's note, so the next start did not find them."""
+    for still in (58, 66, 74):
+        for call in range(60, 110):
+            faults = [Fault(1, 1, "pause", "spark-metadata", still), Fault(2, call, "killed")]
+            yield Setup(("kafka",), rows=5, quantum=1), faults
+
+
+STORIES = {
+    "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
+    "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
+}
+
+
+def run_all() -> list[str]:
+    """Those that go wrong, told."""
+    failed = []
+    for name, histories in STORIES.items():
+        count = 0
+        for setup, faults in histories():
+            count += 1
+            verdict = World(setup, faults, 1).run()
+            if verdict.anomalies:
+                failed.append(f"{name}\n{told(setup, faults, verdict)}")
+                break
+        print(f"{name}: {count} histories{', and it goes wrong' if failed and failed[-1].startswith(name) else ''}")
+    return failed
