@@ -26,9 +26,9 @@ from rich.table import Table
 from bench_kafka import run as run_tee
 from kafka_load import create_topics, feed
 from neighbours import Neighbours
-from penstock.dev.broker import Broker
 from penstock.testing.oracle import compare
 from pressure_topic import ID
+from servers import Broker
 from topic_content import ids_in
 
 if TYPE_CHECKING:

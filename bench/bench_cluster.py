@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))  # a benchmark is started as a script, and some he
 
 from bench_kafka import HERE, run  # noqa: E402
 from kafka_load import create_topics, feed  # noqa: E402
-from penstock.dev.broker import Broker  # noqa: E402
+from tests.support.servers.broker import Broker  # noqa: E402
 from tests.support.servers.spark import SparkCluster  # noqa: E402
 
 console = Console()

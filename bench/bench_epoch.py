@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from epoch_picture import STEPS, draw, profile_of
 from kafka_load import create_topics
-from penstock.dev.broker import Broker
+from servers import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,6 +6,8 @@ Kafka to Kafka, rows of 100 bytes, 4 partitions; Flink and Penstock exactly once
     python bench/bench_flink.py all --rounds 3
     python bench/bench_flink.py throughput --work bytes json keys
     python bench/bench_flink.py latency --interval 100 200 1000 --rounds 5
+    python bench/bench_flink.py latency --interval 100 --rate 2000 50000 --systems flink "penstock, real time"
+    python bench/bench_flink.py growth --minutes 30
     python bench/bench_flink.py silence | start | savepoint | writers | history | report
 """
 
@@ -27,10 +29,10 @@ from bench_kafka import run as run_variant
 from flink_report import FIGURES, about_machine, show
 from kafka_load import create_topics, delete_topics, feed, open_writers_and_commit
 from measures import PARTITIONS, Place
-from penstock.dev.broker import Broker
 from penstock.errors import PenstockError
 from rounds import Found, Plan, Spread, console, interleave
-from systems import Flink, Penstock, SparkSink, System, has_standby
+from servers import Broker
+from systems import Flink, Penstock, RealTime, SparkSink, System, has_standby
 from tasks import WORKS
 
 HERE = Path(__file__).parent
@@ -90,6 +92,8 @@ def parser() -> argparse.ArgumentParser:
     by_name["latency"].add_argument("--interval", nargs="+", type=int, default=[100, 200, 1000], help="milliseconds")
     by_name["latency"].add_argument("--warm-up", type=float, default=20, help="seconds after the first row")
     by_name["latency"].add_argument("--seconds", type=float, default=30, help="measured")
+    by_name["latency"].add_argument("--rate", nargs="+", type=int, default=[measures.RATE], help="rows a second")
+    by_name["growth"].add_argument("--minutes", type=int, default=30)
     by_name["silence"].add_argument("--interval", type=int, default=1000, help="milliseconds")
     by_name["silence"].add_argument("--warm-up", type=float, default=20, help="seconds before the kill")
     by_name["silence"].add_argument("--after", type=float, default=40, help="seconds watched after it")
@@ -154,7 +158,7 @@ def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace
     create_topics(broker.servers, {"in": PARTITIONS})
     console.print(f"writing {options.rows:,} rows of 100 bytes …")
     feed(broker.servers, "in", options.rows)
-    systems = chosen(options, Flink(), Penstock(), SparkSink())
+    systems = chosen(options, Flink(), Penstock(), RealTime(), SparkSink())
 
     def run(work: str) -> Callable[[System, str], Found]:
         return lambda system, name: measures.throughput(
@@ -163,19 +167,31 @@ def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace
 
     for work in options.work:
         case = work if options.json_way == "plain" or work != "json" else f"{work} {options.json_way}"
-        yield case, compared("throughput", case, options, systems, run(work))
+        able = [system for system in systems if work != "keys" or not isinstance(system, RealTime)]
+        yield case, compared("throughput", case, options, able, run(work))
 
 
 def measure_latency(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
-    systems = chosen(options, Flink(), Penstock(), SparkSink())
+    systems = chosen(options, Flink(), Penstock(), RealTime(), SparkSink())
 
-    def run(interval: int) -> Callable[[System, str], Found]:
+    def run(interval: int, rate: int) -> Callable[[System, str], Found]:
         return lambda system, name: measures.latency(
-            system, Place(broker, folder, name), interval / 1000, options.warm_up, options.seconds
+            system, Place(broker, folder, name), interval / 1000, options.warm_up, options.seconds, rate
         )
 
-    for one in options.interval:
-        yield str(one), compared("latency", str(one), options, systems, run(one))
+    for rate in options.rate:
+        for one in options.interval:
+            case = str(one) if rate == measures.RATE else f"{one} at {rate}"
+            yield case, compared("latency", case, options, systems, run(one, rate))
+
+
+def measure_growth(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
+    """Real time alone, for long."""
+    for system in chosen(options, RealTime()):
+        found = measures.growth(system, Place(broker, folder, "growth"), 10.0, options.minutes)
+        told = ", ".join(f"{name} {found[f'{name}_growth']:.2f}" for name in ("p50_ms", "p99_ms", "memory"))
+        console.print(f"  {system.name}: last third against the first: {told}; lost {found['lost']}")
+        yield system.name, found
 
 
 def measure_silence(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
@@ -242,6 +258,7 @@ def measure_history(broker: Broker, folder: Path, options: argparse.Namespace) -
 MEASURES: Mapping[str, Callable[[Broker, Path, argparse.Namespace], Cases]] = {
     "throughput": measure_throughput,
     "latency": measure_latency,
+    "growth": measure_growth,
     "silence": measure_silence,
     "start": measure_start,
     "savepoint": measure_savepoint,

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kafka_load import create_topics, feed, open_writers_and_commit
-from penstock.dev.broker import Broker
+from servers import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

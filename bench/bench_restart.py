@@ -28,8 +28,8 @@ from typing import Any
 from confluent_kafka import Consumer, Producer
 
 from kafka_load import create_topics
-from penstock.dev.broker import Broker
 from penstock.processes import session_members
+from servers import Broker
 
 PARTITIONS = 4
 ROWS_PER_SECOND = 500
@@ -162,7 +162,7 @@ def measure(folder: Path, servers: str, arguments: argparse.Namespace) -> list[f
     feeder.start()
     environment = {"MARKS": str(marks), "PENSTOCK_EVENTS": str(events), "PENSTOCK_HOME": str(folder / "home")}
     own = [servers, "in", "out", str(folder / "checkpoints"), arguments.interval]
-    options = ["-D", "penstock.class-archive.enabled=true", *(["--standby"] if arguments.standby else [])]
+    options = ["--standby"] if arguments.standby else []
     main = "from penstock.cli.main import main; main()"
     silences: list[float] = []
     began = time.time()

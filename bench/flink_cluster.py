@@ -16,11 +16,12 @@ from typing import Any
 import yaml
 
 from flink_home import bring_flink
-from penstock.dev.server import HOST, Server, free_port
+from penstock.dev.kafka import HOST, free_port
 from penstock.errors import ControlError, DevelopmentError
 from penstock.ops.server.client import Client
 from penstock.supply.jars import jar_set
 from penstock.supply.java import find_java
+from servers import Server
 
 _SUBMIT_SECONDS = 180.0
 _POLL_SECONDS = 0.02

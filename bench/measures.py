@@ -15,8 +15,8 @@ import numpy as np
 from kafka_load import FIRST_ID, create_topics, delete_topics, feed
 from memory import PeakMemory
 from neighbours import used_by
-from penstock.dev.broker import Broker
 from penstock.testing.oracle import compare
+from servers import Broker
 from streams import Seen, helper, stream
 from systems import Run, System, wait_until
 from tasks import KEYS, Task
@@ -111,9 +111,11 @@ def _verdict(wanted: range, ids: Any) -> dict[str, Any]:
     return {"lost": verdict.lost, "doubled": verdict.duplicated + verdict.unexpected}
 
 
-def latency(system: System, place: Place, interval: float, warm_up: float, seconds: float) -> dict[str, Any]:
+def latency(
+    system: System, place: Place, interval: float, warm_up: float, seconds: float, rate: int = RATE
+) -> dict[str, Any]:
     """From the moment that is written in a row until a reader has it."""
-    with steady(system, place, interval) as (run, finish):
+    with steady(system, place, interval, rate) as (run, finish):
         time.sleep(warm_up)
         begin, used = time.time(), _used(run, place)
         with PeakMemory(lambda: run.roots) as peak:
@@ -131,6 +133,27 @@ def latency(system: System, place: Place, interval: float, warm_up: float, secon
         "peak_megabytes": peak.megabytes,
         **verdict,
     }
+
+
+def growth(system: System, place: Place, interval: float, minutes: int) -> dict[str, Any]:
+    """Latency and memory of each minute, to see whether either grows."""
+    memory = []
+    with steady(system, place, interval) as (run, finish):
+        time.sleep(60)
+        begin = time.time()
+        for _ in range(minutes):
+            with PeakMemory(lambda: run.roots) as peak:
+                time.sleep(60)
+            memory.append(peak.megabytes)
+        seen, verdict = finish()
+    parts = [seen.latencies_ms(begin + 60 * minute, begin + 60 * (minute + 1)) for minute in range(minutes)]
+    by_minute = {f"p{percent}_ms": [float(np.percentile(part, percent)) for part in parts] for percent in (50, 99)}
+    third = max(1, minutes // 3)
+    ends = {
+        f"{name}_growth": float(np.median(values[-third:]) / np.median(values[:third]))
+        for name, values in (*by_minute.items(), ("memory", memory))
+    }
+    return {"minutes": {**by_minute, "megabytes": memory}, **ends, **verdict}
 
 
 def silence(system: System, place: Place, interval: float, warm_up: float, after: float) -> dict[str, Any]:
@@ -192,14 +215,14 @@ def saved(system: System, place: Place, interval: float, times: int) -> dict[str
 
 
 @contextmanager
-def steady(system: System, place: Place, interval: float) -> Iterator[Any]:
+def steady(system: System, place: Place, interval: float, rate: int = RATE) -> Iterator[Any]:
     """The system on a steady load, from its first row on; what ends it all gives what was seen and the verdict."""
     source = f"{place.name}-in"
     folder = place.folder / place.name
     folder.mkdir(parents=True)
     with (
         place.topics(place.name, source),
-        stream(place.servers, source, place.name, folder, RATE) as load,
+        stream(place.servers, source, place.name, folder, rate) as load,
         system.start(place.task("bytes", source, interval=interval)) as run,
     ):
         run.wait_for_start()

@@ -13,13 +13,14 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from flink_cluster import FlinkCluster, flink_cluster
 from flink_sql import statements
 from penstock.cli.run import run as penstock_run
-from penstock.dev.server import end_process
+from penstock.dev.kafka import end_process
 from penstock.errors import ControlError
 from penstock.ops.process.registry import HOME_VARIABLE, Entry, Registry
 from penstock.ops.server.client import Client
@@ -221,6 +222,19 @@ class Penstock(System):
             yield script
         finally:
             script.stop()
+
+
+class RealTime(Penstock):
+    """The real-time mode: lanes commit every `latency`, positions go into the ledger every ten seconds."""
+
+    def __init__(self, latency: str = "20ms", slots: int = 6) -> None:
+        super().__init__("-D", f"spark.master=local[{slots}]", name="penstock, real time")
+        self._latency = latency
+
+    @contextmanager
+    def start(self, task: Task) -> Iterator[Run]:
+        with super().start(replace(task, latency=self._latency, interval=10.0, epoch_rows=None)) as run:
+            yield run
 
 
 class PenstockRun(Script):

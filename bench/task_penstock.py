@@ -12,7 +12,7 @@ job = Job(task.target, checkpoints=Checkpoints(interval=task.interval or 0, stor
 source = KafkaSource(task.source, servers=task.servers, max_offsets_per_epoch=task.epoch_rows)
 frame = shape(task, job.read(source, uid="in"))
 mode = "update" if task.work == "keys" else "append"
-job.write(frame, KafkaSink(task.target, servers=task.servers), uid="out", output_mode=mode)
+job.write(frame, KafkaSink(task.target, servers=task.servers), uid="out", output_mode=mode, latency=task.latency)
 
 if __name__ == "__main__":
     job.run()

@@ -21,7 +21,7 @@ WORKS = ("bytes", "json", "keys")
 class Task:
     """One topic to another. `work`: bytes as they are; JSON parsed, every second row written as JSON; counts of a
     million keys. `interval`: seconds from checkpoint to checkpoint; None: as often as suits the system when it works at
-    full speed, for those who cut epochs by rows then `epoch_rows` of them."""
+    full speed, for those who cut epochs by rows then `epoch_rows` of them. `latency`: of Penstock's real-time mode."""
 
     work: str
     servers: str
@@ -31,6 +31,7 @@ class Task:
     interval: float | None = None
     epoch_rows: int | None = None
     json_way: str = "plain"  # of `json_ways`
+    latency: str | None = None
 
     def write(self) -> Path:
         """Into its own folder, for the process that does it."""

@@ -15,10 +15,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from penstock.dev.broker import Broker, answers_kafka
-from penstock.dev.server import free_port
+from penstock.dev.kafka import answers_kafka, free_port
 from penstock.errors import DevelopmentError
 from tests.support.kafka import create_topic
+from tests.support.servers.broker import Broker
 from tests.support.servers.security import SecureBroker, SecurityFiles
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
-from penstock.dev.broker import Broker
 from tests.support import kafka
+from tests.support.servers.broker import Broker
 from tests.support.servers.kafka_cluster import Cluster
 from tests.support.waiting import until
 

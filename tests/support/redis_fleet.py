@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from penstock.dev.server import HOST, free_port
+from penstock.dev.kafka import HOST, free_port
 from tests.support.servers.redis import RedisServer
 from tests.support.waiting import until
 

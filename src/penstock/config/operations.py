@@ -13,17 +13,14 @@ from penstock.errors import ConfigurationError
 STANDBY = "high-availability.standby"
 LEASE = "high-availability.lease"
 SHORTEST_LEASE = 1.0  # seconds: it is renewed after a third, by a create and a listing
-CLASS_ARCHIVE = "penstock.class-archive.enabled"
 
 
 @dataclass(frozen=True)
 class Availability:
-    """`standby`: the supervisor keeps a second driver ready. `class_archive`: a driver's JVM may start from an archive
-    of its classes in the user's cache, and have one made. `lease`: seconds for which one of several supervisors, on
+    """`standby`: the supervisor keeps a second driver ready. `lease`: seconds for which one of several supervisors, on
     machines that share the checkpoint's storage, has the job to itself; None: there is only one."""
 
     standby: bool = False
-    class_archive: bool = False
     lease: float | None = None
 
     @property
@@ -71,11 +68,6 @@ AVAILABILITY_OPTIONS = (
         " checkpoint storage, takes over from it. None: there is no other. See"
         " [Failover](../how-to/failover.md#on-two-machines).",
         ("tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out",)),
-    Option(CLASS_ARCHIVE, "availability", "class_archive", f"-D {CLASS_ARCHIVE}=…", "false", boolean,
-        "Whether the driver's JVM starts from an archive of its classes in the"
-        " [cache](../how-to/failover.md#class-archive), and has one made where there is none: by a process"
-        " that takes most of a core for a minute, after the driver has run for 20 seconds.",
-        ("tests/unit/supply/test_class_archive.py::test_an_archive_is_used_once_it_is_there",)),
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The work of a driver's start, done before it matters: classes are loaded, code is compiled, Python workers run. It
 reads nothing of the user's and writes only to a temporary folder.
 
-`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.warm_up ARCHIVE JARS [FLAGS]` does it
-in a process of its own, whose JVM archives the classes that it has loaded: see `ClassArchive`.
+`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.warm_up [JARS…]` does it in a process
+of its own, whose JVM archives the classes that it has loaded: see `ClassArchive`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -19,16 +18,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.session import session
-from penstock.storage.private import only_one
+from penstock.spark.session import class_archive, session
+from penstock.storage.private import only_one, own_folder
 from penstock.supply.jars import jar_set
-from penstock.supply.java import TARGET, keep_archive, tried_file, was_tried
+from penstock.supply.java import TARGET
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_MAKING_SECONDS = 1800  # after which something hangs; on a busy machine others come first
 _BATCHES = 3
 _PREFIX = "penstock-rehearsal-"
 _TOGETHER_SECONDS = 0.2  # so that each task of a wave finds the workers of the others busy
@@ -85,29 +83,24 @@ def _run(frame: DataFrame, folder: Path) -> None:
 # In a process of its own
 
 
-def make_archive(target: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
-    """Write `target`, unless it is there or an attempt has failed lately."""
-    with only_one(target.with_suffix(".lock")):
-        if target.exists() or was_tried(target):
-            return
-        tried_file(target).touch()
-        for leftover in target.parent.glob(f"{target.stem}.[0-9]*"):  # of a rehearsal that was killed
-            leftover.unlink(missing_ok=True)
-        aside = target.with_suffix(f".{os.getpid()}")
-        try:
-            _rehearse(aside, jars, flags)
-            if aside.exists():
-                keep_archive(aside, target)
-        finally:
-            aside.unlink(missing_ok=True)
+def make_archive(jars: Sequence[str]) -> Path | None:
+    """Write the archive of drivers with these jars, unless it is there; None where Java allows none."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if (archive := class_archive({}, jars)) is None:
+        return None
+    with only_one(own_folder(archive.path.parent) / f"{archive.path.stem}.lock"):
+        if not archive.usable:
+            with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=archive.path.parent) as folder:
+                aside = Path(folder) / "classes.jsa"
+                _rehearse(aside, jars)
+                archive.keep(aside)
+    return archive.path
 
 
-def _rehearse(aside: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
+def _rehearse(aside: Path, jars: Sequence[str]) -> None:
     os.environ[TARGET] = str(aside)
     conf = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
-    if flags:
-        conf["spark.driver.extraJavaOptions"] = " ".join(flags)
-    spark = session("rehearsal", conf=conf, jars=jars, local_storage=True, class_archive=True)
+    spark = session("rehearsal", conf=conf, jars=jars, local_storage=True)
     process: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
         warm_up(spark)
@@ -132,14 +125,5 @@ def load_classes(spark: SparkSession, jars: Sequence[Path]) -> None:
                 loader.loadClass(name.removesuffix(".class").replace("/", "."))
 
 
-def _give_way() -> None:
-    """Give way to all other processes: for the processor, and for memory where there is too little."""
-    os.nice(19)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    signal.alarm(_MAKING_SECONDS)
-
-
 if __name__ == "__main__":
-    _give_way()
-    make_archive(Path(sys.argv[1]), [name for name in sys.argv[2].split(",") if name], sys.argv[3:])
+    sys.stdout.write(str(make_archive(sys.argv[1:]) or ""))

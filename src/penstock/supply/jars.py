@@ -48,8 +48,6 @@ _LAST_LINES = 12  # of Ivy's output go into the error
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """One artifact of a Maven repository."""
-
     group: str
     artifact: str
     version: str
@@ -64,15 +62,12 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class LockedJar(Coordinate):
-    """One line of the lock."""
-
     sha256: str
     size: int
 
 
 @functools.cache
 def locked() -> Mapping[str, tuple[LockedJar, ...]]:
-    """The lock, by name of the set."""
     # Not by its path: on a cluster the package may be inside a zip file.
     body = json.loads(resources.files("penstock.supply").joinpath(LOCK.name).read_text(encoding="utf-8"))
     return {name: tuple(LockedJar(**jar) for jar in jars) for name, jars in body["sets"].items()}

@@ -17,9 +17,6 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
-import threading
-import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +36,7 @@ MINIMUM = 17  # what Spark 4 and Kafka 4 are compiled for
 #: without it (it only speeds up some BLAS routines of MLlib), so the launcher script drops the argument.
 DROPPED = "--add-modules=jdk.incubator.vector"
 
-#: Set for a rehearsal, whose JVM writes an archive of its classes to this path when it ends.
+#: Set for a JVM that writes an archive of its classes to this path when it ends.
 TARGET = "PENSTOCK_CLASS_ARCHIVE"
 _ARCHIVE_WORDS = ("SharedArchive", "ArchiveClasses", "-Xshare", "SharedSpaces")
 _ARCHIVE_NEUTRAL = re.compile(  # sizes, garbage collectors and compilers that the same archive serves
@@ -52,9 +49,7 @@ _COMPILE_LATER = (  # three times Java's own thresholds; loops within one call k
     "-XX:Tier4MinInvocationThreshold=1800",
     "-XX:Tier4CompileThreshold=45000",
 )
-_LATER_SECONDS = 20.0  # a start is over by then, and a process that ends earlier needs no archive
-_AGAIN_SECONDS = 24 * 3600.0
-_KEPT_ARCHIVES = 3  # for other Javas and Sparks of this user
+_KEPT_ARCHIVES = 6  # with and without connectors, for other Javas and Sparks of this user
 
 _PROBE_SECONDS = 30.0  # a cold JVM on a busy two-core machine takes a few seconds
 
@@ -188,86 +183,54 @@ def slim_home(home: Path) -> Path:
 
 
 class ClassArchive:
-    """An archive of the classes that a driver's JVM loads, parsed and checked, so that it starts in less time.
+    """An archive of the classes that a driver's JVM loads, parsed and verified, so that it starts in less time.
 
-    Java writes one when a program ends, and maps it when the program starts again (class data sharing). A driver whose
-    user has asked for archives and that has run for a while without one starts a rehearsal (`penstock.spark.warm_up`),
-    which makes it once, in the user's cache. It only ever saves time: Java ignores an archive that does not fit its
-    version or class path. `options` are the user's Java options; where they speak of archives, they win. `jars` are the
-    sets on the class path besides Spark's own jars, in `home`."""
+    `penstock dev archive` writes it into the user's cache (`penstock.spark.warm_up`), and every driver that finds one
+    maps it (class data sharing). It only ever saves time: Java ignores an archive that does not fit its version or
+    class path. `options` are the user's Java options; where they speak of archives, they win. `jars` are the sets on
+    the class path besides Spark's own jars, in `home`."""
 
     def __init__(self, java: JavaHome, home: Path, options: Sequence[str], jars: Sequence[str]) -> None:
-        kept = {flag for flag in options if flag.startswith("-X") and not _ARCHIVE_NEUTRAL.fullmatch(flag)}
-        self._home, self._jars, self._flags = home, list(jars), sorted(kept)
+        flags = {flag for flag in options if flag.startswith("-X") and not _ARCHIVE_NEUTRAL.fullmatch(flag)}
         self._is_free = not any(word in option for option in options for word in _ARCHIVE_WORDS)
         age = (home / "jars").stat().st_mtime_ns if (home / "jars").is_dir() else 0
-        known = [str(java.home), java.version, java.built, str(home), age, self._jars, self._flags]
+        known = [str(java.home), java.version, java.built, str(home), age, list(jars), sorted(flags)]
         digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
         self.path = user_cache() / "java" / f"classes-{digest}.jsa"
+
+    @property
+    def usable(self) -> bool:
+        return self._is_free and _is_trusted(self.path)
 
     def java_options(self) -> list[str]:
         """The options by which a JVM uses the archive, or writes it; none where there is none."""
         quiet = "-Xlog:disable"  # that an archive does not fit is no news
         if target := os.environ.get(TARGET):
             return [quiet, f"-XX:ArchiveClassesAtExit={target}"]
-        usable = self._is_free and _is_trusted(self.path)
-        return [quiet, "-Xshare:auto", f"-XX:SharedArchiveFile={self.path}"] if usable else []
+        return [quiet, "-Xshare:auto", f"-XX:SharedArchiveFile={self.path}"] if self.usable else []
+
+    def keep(self, aside: Path) -> None:
+        """Put what a JVM has written in its place, in one step, and delete the oldest archives. It is on the disk
+        before it has its name."""
+        with aside.open("rb") as written:
+            os.fsync(written.fileno())
+        aside.chmod(stat.S_IRUSR)
+        _length_file(self.path).write_text(str(aside.stat().st_size))
+        aside.replace(self.path)
+        archives = sorted(self.path.parent.glob("classes-*.jsa"), key=lambda file: file.stat().st_mtime_ns)
+        for old in archives[:-_KEPT_ARCHIVES]:
+            old.unlink(missing_ok=True)
+            _length_file(old).unlink(missing_ok=True)
 
     def distrust(self) -> None:
         """A JVM with the archive did not come up: no other one tries it."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
-    def make_later(self) -> None:
-        """Make it, if this process lives that long, and no attempt was made lately."""
-        if TARGET in os.environ or not self._is_free or self.path.exists() or was_tried(self.path):
-            return
-        timer = threading.Timer(_LATER_SECONDS, _rehearse, (self.path, self._home, self._jars, self._flags))
-        timer.daemon = True
-        timer.start()
 
-
-def _rehearse(target: Path, home: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
-    """In a process that outlives this one, with the same class path: Java compares it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    environment |= {"PENSTOCK_CACHE": str(user_cache()), "SPARK_HOME": str(home)}
-    with contextlib.suppress(OSError):  # nowhere to write, or no process left: slower, not wrong
-        own_folder(target.parent)
-        subprocess.Popen(
-            [sys.executable, "-m", "penstock.spark.warm_up", str(target), ",".join(jars), *flags],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-
-def tried_file(target: Path) -> Path:
-    """There after an attempt to make `target`, which may fail: some class paths allow no archive. After a success it
-    holds the archive's length: Java would run over the end of one that was cut off."""
-    return target.with_suffix(".tried")
-
-
-def was_tried(target: Path) -> bool:
-    """Whether the last attempt is recent. It may have failed because the machine was busy: another day, another one."""
-    with contextlib.suppress(OSError):
-        return time.time() - tried_file(target).stat().st_mtime < _AGAIN_SECONDS
-    return False
-
-
-def keep_archive(aside: Path, target: Path) -> None:
-    """Put what a JVM has written in its place, in one step, and forget the oldest archives. It is on the disk before it
-    has its name."""
-    with aside.open("rb") as written:
-        os.fsync(written.fileno())
-    aside.chmod(stat.S_IRUSR)
-    tried_file(target).write_text(str(aside.stat().st_size))
-    aside.replace(target)
-    archives = sorted(target.parent.glob("classes-*.jsa"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    for old in archives[_KEPT_ARCHIVES:]:
-        old.unlink(missing_ok=True)
-        tried_file(old).unlink(missing_ok=True)
+def _length_file(archive: Path) -> Path:
+    """Holds the archive's length: Java would read beyond the end of one that was cut off."""
+    return archive.with_suffix(".length")
 
 
 def _is_trusted(file: Path) -> bool:
@@ -275,5 +238,5 @@ def _is_trusted(file: Path) -> bool:
     with contextlib.suppress(OSError):
         status = file.lstat()
         private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022
-        return stat.S_ISREG(status.st_mode) and private and tried_file(file).read_text() == str(status.st_size)
+        return stat.S_ISREG(status.st_mode) and private and _length_file(file).read_text() == str(status.st_size)
     return False

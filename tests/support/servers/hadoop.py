@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
-from penstock.dev.server import HOST, Server, Stoppable, free_port
+from penstock.dev.kafka import HOST, free_port
 from penstock.processes import command_line, end_session
 from penstock.supply.jars import jar_set
 from penstock.supply.java import find_java
+from tests.support.servers.server import Server, Stoppable
 
 _ASK_SECONDS = 5.0
 

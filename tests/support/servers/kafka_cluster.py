@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from penstock.dev.broker import Broker, new_cluster_id
-from penstock.dev.server import HOST, Stoppable, free_port
+from penstock.dev.kafka import HOST, free_port, new_cluster_id
+from tests.support.servers.broker import Broker
+from tests.support.servers.server import Stoppable
 
 _REPLICAS = 3
 _IN_SYNC = 2

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.dev.server import HOST, exchange
+from penstock.dev.kafka import HOST, exchange
 from tests.support.servers import packages
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.unprivileged import UnprivilegedServer, give

@@ -18,7 +18,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.dev.server import HOST
+from penstock.dev.kafka import HOST
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
 from penstock.storage.private import create_own

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psycopg
 
-from penstock.dev.server import HOST
+from penstock.dev.kafka import HOST
 from tests.support.servers.postgres import Postgres, find_postgres
 from tests.support.servers.unprivileged import give
 from tests.support.waiting import until

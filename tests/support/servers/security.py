@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.dev.broker import Broker
-from penstock.dev.server import HOST, free_port
+from penstock.dev.kafka import HOST, free_port
 from penstock.kafka.settings import write_login
+from tests.support.servers.broker import Broker
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock import processes
-from penstock.dev.server import HOST, Server, Stoppable, free_port
+from penstock.dev.kafka import HOST, free_port
 from penstock.naming import user_cache
 from penstock.supply.java import find_java, wrapped_home
+from tests.support.servers.server import Server, Stoppable
 
 _PACKAGE = "org.apache.spark.deploy"
 _EXECUTOR = b"CoarseGrainedExecutorBackend"

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from penstock.dev.server import Server
+from tests.support.servers.server import Server
 
 
 class UnprivilegedServer(Server):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev import service
+from penstock.dev import kafka as service
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.server import HOST
+from penstock.dev.kafka import HOST
 from tests.support.servers.spark import SparkMaster, SparkWorker, is_executor
 
 

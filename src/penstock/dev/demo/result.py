@@ -1,4 +1,4 @@
-"""The outputs as an ordinary reader gets them, and the verdict on them."""
+"""The outputs as an ordinary reader gets them, what they should be, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.dev.demo.job import output_folder
-from penstock.dev.demo.truth import TotalsVerdict, Truth
-from penstock.testing.oracle import AtomicityVerdict, Observation, Verdict, epoch_atomicity
+from penstock.dev.demo.job import ACCOUNTS, output_folder
+from penstock.testing.oracle import (
+    AtomicityVerdict,
+    Observation,
+    OrderVerdict,
+    Verdict,
+    compare,
+    epoch_atomicity,
+    per_key_order,
+)
 
 if TYPE_CHECKING:
     from penstock.dev.demo.plan import Recovery
@@ -52,7 +62,6 @@ class Outputs(Thread):
             self._error = error
 
     def cancel(self) -> None:
-        """No more looks."""
         self._end.set()
         self.join()
 
@@ -64,7 +73,6 @@ class Outputs(Thread):
         self.look()
 
     def look(self) -> None:
-        """Note what a reader sees of the outputs now."""
         for name in _SCHEMAS:
             began = time.time()
             files = self._list(name)
@@ -96,6 +104,74 @@ class Outputs(Thread):
 
 
 @dataclass(frozen=True, slots=True)
+class TotalsVerdict:
+    """The running totals of each account, as they were written one after the other."""
+
+    rows: int
+    accounts: int  # accounts whose last total is the true one
+    wrong: int  # rows that are not the true total of the first n payments of their account
+    repeated: int  # a second row for the same account and n
+    unfinished: int  # accounts whose last total is not there
+    order: OrderVerdict
+
+    @property
+    def ok(self) -> bool:
+        return not (self.wrong or self.repeated or self.unfinished) and self.order.ok
+
+    def lines(self) -> list[str]:
+        head = f"{self.rows:,} running totals of {ACCOUNTS} accounts"
+        if self.ok:
+            return [f"{head}: each one true, in order, and the last ones complete"]
+        return [
+            f"{head}: {self.wrong:,} wrong, {self.repeated:,} repeated, {self.unfinished:,} accounts incomplete",
+            *(() if self.order.ok else self.order.lines()),
+        ]
+
+
+class Truth:
+    """The first `rows` payments, in numpy. It shares nothing with the generator but the numbers, and uses neither Spark
+    nor `DataGenSource`: a fault of the generator, of the plan or of a sink shows as a difference. All arithmetic is on
+    integers, so both sides are exact."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._ids = np.arange(rows, dtype=np.int64)
+        self._codes = (self._ids * 7919 + self._ids // 97) % ACCOUNTS
+        self._amounts = (self._ids * 48271 + 11) % 10007
+        self._names = np.array([f"acc-{code:04d}" for code in range(ACCOUNTS)])
+
+    @cached_property
+    def payments(self) -> pa.Table:
+        return pa.table({"id": self._ids, "account": pa.array(self._names[self._codes]), "amount": self._amounts})
+
+    def judge_totals(self, rows: pa.Table) -> TotalsVerdict:
+        """Whether `rows` (account, n, total), in the order each account's rows were written, are true running totals.
+        An account's payments arrive in the order of their ids, whatever the epochs were. So after n of them its total
+        is the sum of its first n payments, and nothing else: a lost or repeated payment makes every later row wrong."""
+        codes = pc.fill_null(pc.index_in(rows.column("account"), value_set=pa.array(self._names)), -1).to_numpy()
+        n = rows.column("n").to_numpy()
+        totals = rows.column("total").to_numpy()
+        sizes = np.bincount(self._codes, minlength=ACCOUNTS)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        by_account = np.argsort(self._codes, kind="stable")
+        running = np.concatenate([[0], np.cumsum(self._amounts[by_account])])
+
+        known = (codes >= 0) & (n >= 1) & (n <= sizes[codes])
+        first, count = starts[np.where(known, codes, 0)], np.where(known, n, 0)
+        true = known & (totals == running[first + count] - running[first])
+        complete = np.unique(codes[true & (n == sizes[codes])])
+        pairs = np.unique(np.stack([codes, n]), axis=1).shape[1] if len(codes) else 0
+        return TotalsVerdict(
+            rows=len(codes),
+            accounts=len(complete),
+            wrong=int((~true).sum()),
+            repeated=len(codes) - pairs,
+            unfinished=int((sizes > 0).sum()) - len(complete),
+            order=per_key_order(codes, n),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DemoResult:
     """The demo's answer. `ok` is False if anything was lost, duplicated or wrong, or could not be found out."""
 
@@ -118,13 +194,16 @@ class DemoResult:
         return not self.error and all(verdict is not None and verdict.ok for verdict in verdicts)
 
     def lines(self) -> list[str]:
-        """For people."""
         parts = (("payments", self.payments), ("totals", self.totals), ("readers", self.atomicity))
         lines = [f"{name}: {line}" for name, verdict in parts if verdict is not None for line in verdict.lines()]
         seconds = ", ".join(f"{recovery.seconds:.1f}" for recovery in self.recoveries) or "none"
         kills = len(self.killed_after)
         lines.append(f"{kills} kills, {len(self.recoveries)} recoveries ({seconds} s), {self.epochs:,} epochs")
-        return [*lines, *([self.error] if self.error else [])]
+        where = f" Everything is kept in {self.folder}." if self.folder else ""
+        closing = f"This run is not as it should be (seed {self.seed})."
+        if self.ok:
+            closing = f"Nothing lost, nothing twice, nothing wrong, in {self.seconds:.0f} s (seed {self.seed})."
+        return [*lines, *([self.error] if self.error else []), closing + where]
 
     def to_dict(self) -> dict[str, Any]:
         payments, totals, atomicity = self.payments, self.totals, self.atomicity
@@ -158,7 +237,7 @@ def judge(rows: int, outputs: Outputs, commits: Commits) -> tuple[Verdict, Total
     """The three verdicts on a run of `rows` payments. `commits` holds the time span of each epoch's commit."""
     truth = Truth(rows)
     return (
-        truth.judge_payments(outputs.read("payments")),
+        compare(truth.payments, outputs.read("payments").select(truth.payments.column_names)),
         truth.judge_totals(outputs.read("totals")),
         epoch_atomicity(outputs.looks, outputs.sizes(), commits),
     )

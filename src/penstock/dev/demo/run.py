@@ -23,10 +23,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 from penstock.dev.demo.plan import Event, Progress, moments
 from penstock.dev.demo.result import DemoResult, Outputs, judge
-from penstock.dev.demo.view import View, open_view
 from penstock.errors import DevelopmentError, PenstockError
 from penstock.processes import end_session
 
@@ -34,6 +34,7 @@ SECONDS_PER_RUN = 2.5  # of work for each run of the job: enough epochs to be ki
 #: Rows a second that two cores handle besides everything else; a longer demo simply takes longer.
 MOST_ROWS_PER_SECOND = 50_000.0
 SILENCE_SECONDS = 180.0  # without an event: the job hangs. Starting Spark takes a minute on a busy machine
+SHOW_SECONDS = 2.0  # between two lines of progress
 POLL_SECONDS = 0.002  # between two reads of the events: short against the milliseconds that a phase of an epoch lasts
 
 COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")  # followed by folder, rows and rate
@@ -59,7 +60,8 @@ def run_demo(options: DemoOptions) -> int:
     temporary folder is removed afterwards, except with `keep` or if something was wrong."""
     seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    view = open_view(f"Penstock demo: {options.rows:,} rows, {options.kills} kills, seed {seed}", as_json=options.json)
+    view = View(as_json=options.json)
+    view.note(f"Penstock demo: {options.rows:,} rows, {options.kills} kills, seed {seed}")
     keep = True
     sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and service managers send it
     try:
@@ -72,9 +74,38 @@ def run_demo(options: DemoOptions) -> int:
         return 130
     finally:
         signal.signal(signal.SIGTERM, sigterm)
-        view.close()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+class View:
+    """A line for each `note`, and one of progress every few seconds. `as_json` leaves standard output to the result
+    alone; the end of a failed job's log goes to standard error then."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._began = self._drawn = time.monotonic()
+
+    def note(self, text: str) -> None:
+        seconds = int(time.monotonic() - self._began)
+        if not self._as_json:
+            self._print(f"{seconds // 60:02d}:{seconds % 60:02d}  {text}")
+
+    def tick(self, progress: Progress) -> None:
+        """Show the progress now and then; call it as often as you like."""
+        if time.monotonic() - self._drawn >= SHOW_SECONDS:
+            self._drawn = time.monotonic()
+            rows, kills = f"{progress.committed['payments']:,} of {progress.rows:,} rows", len(progress.kills)
+            self.note(f"{rows}, {len(progress.epochs):,} epochs, {kills} of {len(progress.plan)} kills")
+
+    def verdict(self, result: DemoResult) -> None:
+        for line in result.log_tail:
+            self._print(line, sys.stderr if self._as_json else sys.stdout)
+        self._print(json.dumps(result.to_dict()) if self._as_json else "\n".join(result.lines()))
+
+    @staticmethod
+    def _print(text: str, file: TextIO | None = None) -> None:
+        print(text, file=file, flush=True)
 
 
 def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResult:
@@ -155,13 +186,10 @@ class JobProcess:
         return status == -signal.SIGKILL
 
     def tail(self, lines: int = 25) -> list[str]:
-        """The end of the job's log."""
         return self.log.read_text(errors="replace").splitlines()[-lines:]
 
 
 class _Run:
-    """Starts the job as often as it takes."""
-
     def __init__(self, options: DemoOptions, folder: Path, progress: Progress, view: View) -> None:
         self.folder, self.progress, self.view = folder, progress, view
         self.job: JobProcess | None = None

@@ -1,6 +1,6 @@
-"""What development servers share: a program on this machine only, its whole life in one folder and on one port.
+"""What servers for tests share: a program on this machine only, its whole life in one folder and on one port.
 
-`Server` is the program as a child of this process; the functions below it are about this machine's ports and processes.
+`Server` is the program as a child of this process.
 """
 
 from __future__ import annotations
@@ -8,28 +8,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
-from penstock import processes
+from penstock.dev.kafka import end_process, free_port
 from penstock.errors import DevelopmentError
 from penstock.storage.private import create_own
 
-HOST = "127.0.0.1"
-
-#: Below the range from which systems take ports for outgoing connections. Inside it, a client that keeps trying to
-#: reach a stopped server can be given the server's own port, connect to itself, and keep the server from coming back.
-_RANGE = range(20_000, 30_000)
-_RANDOM = random.SystemRandom()  # not the shared generator: programs seed that one, and would pick the same ports
 _POLL_SECONDS = 0.02
 _LOG_LINES = 20  # how many of the log's last lines an error shows
 
@@ -106,19 +98,11 @@ class Server(Stoppable):
         """SIGSTOP: connections stay open and nothing answers, like a server in a long garbage collection."""
         os.kill(self.pid, signal.SIGSTOP)
         # The signal reaches one thread after the other; one that still runs may answer a last request.
-        while processes.has_running_thread(self.pid):
+        while _has_running_thread(self.pid):
             time.sleep(0.005)
 
     def resume(self) -> None:
-        """SIGCONT: undo `pause`."""
         os.kill(self.pid, signal.SIGCONT)
-
-    def detach(self) -> int:
-        """Leave the server running when this process ends; returns its pid."""
-        atexit.unregister(self._abandon)
-        assert self._process is not None
-        _detached.append(self._process)
-        return self.pid
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -227,76 +211,9 @@ class Server(Stoppable):
         )
 
 
-#: Held so that a server stopped later by this same process leaves no zombie behind.
-_detached: list[subprocess.Popen[bytes]] = []
-
-
-def is_free(port: int) -> bool:
-    """Whether a server could bind `port` right now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port() -> int:
-    """A port that is free now; random, so that two processes asking at once hardly ever get the same."""
-    for port in _RANDOM.sample(_RANGE, 200):
-        if is_free(port):
-            return port
-    raise DevelopmentError(
-        f"None of 200 ports tried between {_RANGE.start} and {_RANGE.stop} is free.",
-        safe="Nothing was started.",
-        to_do="Stop what holds them (see `ss -ltn`), or choose a port yourself.",
-    )
-
-
-def exchange(port: int, request: bytes, size: int, timeout: float = 1.0) -> bytes:
-    """The first bytes of a server's reply, at most `size`; empty where it does not answer."""
-    try:
-        with socket.create_connection((HOST, port), timeout=timeout) as connection:
-            connection.settimeout(timeout)
-            connection.sendall(request)
-            reply = b""
-            while len(reply) < size and (more := connection.recv(size - len(reply))):
-                reply += more
-    except OSError:
-        return b""
-    return reply
-
-
-def is_alive(pid: int) -> bool:
-    """Whether `pid` runs. A finished child counts as gone, and is reaped."""
-    with contextlib.suppress(ChildProcessError):
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return False
-    return processes.exists(pid)
-
-
-def end_process(
-    pid: int, patience: float, gone: Callable[[], bool] | None = None, with_signal: signal.Signals = signal.SIGTERM
-) -> bool:
-    """Send a signal, and SIGKILL after `patience` seconds; returns once the process is gone, True if it exited by
-    itself. An owner that waits for its child itself passes `gone`."""
-    is_gone = gone or (lambda: not is_alive(pid))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, with_signal)
-        os.kill(pid, signal.SIGCONT)  # a paused process would never see the first one
-        if _wait(is_gone, patience):
-            return True
-        os.kill(pid, signal.SIGKILL)
-        _wait(is_gone, patience)
-        return False
-    return True  # it exited before the signal arrived
-
-
-def _wait(gone: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not gone():
-        if time.monotonic() > end:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
+def _has_running_thread(pid: int) -> bool:
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            if stat.read_text(errors="replace").rpartition(")")[2].split()[0] not in "TtZX":
+                return True
+    return False

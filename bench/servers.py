@@ -1,0 +1,13 @@
+"""The tests' servers. A benchmark is started as a script, so the root of the repository is not on its path."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.servers.broker import Broker
+from tests.support.servers.server import Server
+
+__all__ = ["Broker", "Server"]

@@ -1,0 +1,396 @@
+"""`penstock dev kafka`: a real Kafka broker for development, started by one command and stopped by another.
+
+It is Apache Kafka itself in KRaft mode (broker and controller in one Java process), from the locked jar set
+`kafka-broker`; nothing is simulated. Its listeners are bound to 127.0.0.1. There is one per user cache.
+`dev/kafka/state.json` holds only what was started; processes and ports are asked each time whether it is true, so a
+broker that died, or a machine that was switched off, is noticed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from penstock.errors import DevelopmentError
+from penstock.naming import user_cache
+from penstock.processes import command_line, exists
+from penstock.storage.private import create_own, only_one
+from penstock.supply.jars import jar_folder, jar_set
+from penstock.supply.java import find_java
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 9092
+JARS = "kafka-broker"
+
+_FORMAT_SECONDS = 60.0
+_READY_SECONDS = 60.0  # a second or two when idle; far longer on a machine busy with Spark
+_STOP_SECONDS = 15.0
+_POLL_SECONDS = 0.02
+_LOG_LINES = 20  # how many of the log's last lines an error shows
+#: Below the range from which systems take ports for outgoing connections. Inside it, a client that keeps trying to
+#: reach a stopped server can be given the server's own port, connect to itself, and keep the server from coming back.
+_RANGE = range(20_000, 30_000)
+_RANDOM = random.SystemRandom()  # not the shared generator: programs seed that one, and would pick the same ports
+_API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)  # size, api key, api version, correlation id, no client id
+
+#: What makes one node on a small machine quick to start, quick to notice an expired transaction, and light to keep.
+#: Everything that decides how transactions behave is Kafka's default.
+DEFAULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "auto.create.topics.enable": "false",  # a misspelt topic must be an error, as in production
+        "num.partitions": "4",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+        # After SIGKILL the controller takes the same broker back only when its old session has ended, by default
+        # after 9 seconds; a clean stop ends the session at once.
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "400",
+        "log.retention.hours": "24",
+        "log.retention.check.interval.ms": "60000",
+        "log.retention.bytes": str(4 << 30),  # per partition: a long benchmark must not fill the disk
+        "log.segment.bytes": str(256 << 20),
+        "log.cleaner.dedupe.buffer.size": str(16 << 20),  # 128 MiB by default, an eighth of this heap
+        "socket.send.buffer.bytes": str(1 << 20),
+        "socket.receive.buffer.bytes": str(1 << 20),
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "num.recovery.threads.per.data.dir": "2",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The development broker as it is now. `note` explains why a port differs, or that a broker had died."""
+
+    running: bool
+    servers: str | None = None
+    pid: int | None = None
+    folder: str | None = None
+    note: str = ""
+
+
+def service_folder() -> Path:
+    return user_cache() / "dev" / "kafka"
+
+
+def status() -> Status:
+    """What is running; never starts or stops anything."""
+    started = _read()
+    if started is None:
+        return Status(False)
+    pid, port = started
+    if _is_ours(pid) and answers_kafka(port):
+        return _running(pid, port)
+    note = f"A broker was started as process {pid}, but it is gone."
+    return Status(False, folder=str(service_folder()), note=note)
+
+
+def up(port: int | None = None) -> Status:
+    """Start the broker unless it runs; topics from earlier runs are there. Without `port` it listens on 9092, or on a
+    free port where that is taken, and `note` says so. With `port` it listens there or raises `DevelopmentError`: where
+    the port is taken, and where the broker already runs on another."""
+    with _alone():
+        now = status()
+        if now.running:
+            if port is not None and now.servers != f"{HOST}:{port}":
+                raise DevelopmentError(
+                    f"The development broker already runs on {now.servers}, not on port {port}.",
+                    safe="It keeps running as it is.",
+                    to_do="Use that address, or run `penstock dev kafka down` first.",
+                )
+            return now
+        _end()  # hung, or still starting for a caller that was killed: it holds the data folder
+        chosen, note = _choose_port(port)
+        pid = _start(service_folder(), chosen)
+        _write(pid, chosen)
+        return _running(pid, chosen, note)
+
+
+def down() -> Status:
+    """Stop the broker if it runs; its topics stay for the next `up`."""
+    with _alone():
+        before = status()
+        _end()
+        _state_file().unlink(missing_ok=True)
+        note = f"Stopped process {before.pid}." if before.running else "It was not running."
+        return Status(False, folder=before.folder, note=note)
+
+
+def _running(pid: int, port: int, note: str = "") -> Status:
+    return Status(True, f"{HOST}:{port}", pid, str(service_folder()), note)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keeps every other command from starting or stopping the broker."""
+    service_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    with only_one(service_folder() / "service.lock"):
+        yield
+
+
+def _choose_port(port: int | None) -> tuple[int, str]:
+    wanted = DEFAULT_PORT if port is None else port
+    if is_free(wanted):
+        return wanted, ""
+    if port is not None:
+        raise DevelopmentError(
+            f"Port {port} is taken by another program.",
+            safe="Nothing was started.",
+            to_do="Stop that program, or leave --port out to get a free one.",
+        )
+    chosen = free_port()
+    return chosen, f"Port {wanted} is taken by another program, so this broker has {chosen}."
+
+
+def _state_file() -> Path:
+    return service_folder() / "state.json"
+
+
+def _read() -> tuple[int, int] | None:
+    """Process id and port of the broker that was started last; None where the file is missing, half-written or
+    foreign: the next start replaces it."""
+    try:
+        state = json.loads(_state_file().read_text(encoding="utf-8"))
+        return int(state["pid"]), int(state["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(pid: int, port: int) -> None:
+    aside = _state_file().with_suffix(".new")
+    aside.write_text(json.dumps({"pid": pid, "port": port}), encoding="utf-8")
+    aside.replace(_state_file())
+
+
+def _end() -> None:
+    started = _read()
+    if started is not None and _is_ours(started[0]):
+        end_process(started[0], _STOP_SECONDS)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether `pid` runs and, as far as this system tells, was started in this folder: process ids are reused."""
+    if not is_alive(pid):
+        return False
+    command = command_line(pid)  # None: this system tells only that the process lives
+    return command is None or os.fsencode(service_folder() / "server.properties") in command
+
+
+def _start(folder: Path, port: int) -> int:
+    """Start a broker and wait until it answers; its process id."""
+    settings = configuration(folder, {"PLAINTEXT": port, "CONTROLLER": free_port()})
+    with open(create_own(folder / "broker.log", os.O_APPEND), "ab") as log:
+        prepare(folder, settings, new_cluster_id(), lambda command: _format(folder, command, log.fileno()))
+        process = subprocess.Popen(
+            broker_command(folder, ["-Xmx1g"]),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+        )
+    _detached.append(process)
+    end = time.monotonic() + _READY_SECONDS
+    try:
+        while not answers_kafka(port):
+            if process.poll() is not None:
+                raise _failure(folder, f"The Kafka broker ended while starting (exit status {process.returncode}).")
+            if time.monotonic() > end:
+                raise _failure(folder, f"The Kafka broker did not answer on port {port} in {_READY_SECONDS:.0f} s.")
+            time.sleep(_POLL_SECONDS)
+    except BaseException:
+        process.kill()
+        raise
+    return process.pid
+
+
+#: Held so that a broker stopped later by this same process leaves no zombie behind.
+_detached: list[subprocess.Popen[bytes]] = []
+
+
+def _format(folder: Path, command: Sequence[str], log: int) -> None:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_SECONDS, check=False
+    )
+    if done.returncode != 0:
+        raise _failure(folder, f"Kafka could not format its storage (exit status {done.returncode}).")
+
+
+def _failure(folder: Path, happened: str) -> DevelopmentError:
+    log = folder / "broker.log"
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+    return DevelopmentError(
+        f"{happened} The end of its log:" + "".join(f"\n  {line}" for line in lines),
+        safe=f"Its data in {folder} is as the broker left it.",
+        to_do=f"Read {log}; free the port, memory or disk it asks for.",
+    )
+
+
+# One broker in one folder
+
+
+def configuration(
+    folder: Path, listeners: Mapping[str, int], properties: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What goes into `server.properties`: a node that listens on these ports. `properties` override the defaults."""
+    urls = {name: f"{name}://{HOST}:{port}" for name, port in listeners.items()}
+    return {
+        **DEFAULTS,
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{listeners.get('CONTROLLER')}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
+        "listeners": ",".join(urls.values()),
+        "advertised.listeners": ",".join(url for name, url in urls.items() if name != "CONTROLLER"),
+        "log.dirs": str(folder / "data"),
+        **(properties or {}),
+    }
+
+
+def prepare(
+    folder: Path,
+    settings: Mapping[str, str],
+    cluster_id: str,
+    run: Callable[[list[str]], None],
+    options: Sequence[str] = (),
+    jars: str = JARS,
+) -> None:
+    """Write the configuration and, the first time, have `run` format the storage. `options` are for Java."""
+    config = folder / "server.properties"
+    with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # may hold passwords
+        for key, value in settings.items():
+            escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
+            file.write(f"{key}={escaped}\n")
+    jar_set(jars)
+    if not (folder / "data" / "meta.properties").exists():
+        once = ["-Xmx64m", "-XX:TieredStopAtLevel=1", *options]
+        run(_java("kafka.tools.StorageTool", once, ["format", "-t", cluster_id, "-c", str(config)], jars))
+
+
+def broker_command(folder: Path, options: Sequence[str], jars: str = JARS) -> list[str]:
+    return _java("kafka.Kafka", options, [str(folder / "server.properties")], jars)
+
+
+def _java(main: str, options: Sequence[str], arguments: Sequence[str], jars: str) -> list[str]:
+    return [
+        str(find_java().java),
+        *options,
+        "-XX:+UseParallelGC",  # no concurrent collector threads beside the work, on machines of two cores
+        "-Xlog:disable",  # the virtual machine's own warnings, about archives that do not fit; not Kafka's log
+        "-Djava.awt.headless=true",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-Dorg.slf4j.simpleLogger.showDateTime=true",
+        "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+        "-cp",
+        f"{jar_folder(jars)}/*",
+        main,
+        *arguments,
+    ]
+
+
+def new_cluster_id() -> str:
+    """A name for a cluster, as Kafka wants it: 16 bytes in base64, without a dash in front, which is for options."""
+    name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return "x" + name[1:] if name.startswith("-") else name
+
+
+def answers_kafka(port: int, timeout: float = 1.0) -> bool:
+    """Whether a plain-text Kafka listener answers an ApiVersions request on `port`. A broker opens its listeners only
+    after it has recovered its logs and joined the cluster, so it can serve then."""
+    answer = exchange(port, _API_VERSIONS, 8, timeout)
+    return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
+
+
+def exchange(port: int, request: bytes, size: int, timeout: float = 1.0) -> bytes:
+    """The first bytes of a server's reply, at most `size`; empty where it does not answer."""
+    try:
+        with socket.create_connection((HOST, port), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            connection.sendall(request)
+            reply = b""
+            while len(reply) < size and (more := connection.recv(size - len(reply))):
+                reply += more
+    except OSError:
+        return b""
+    return reply
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port that is free now; random, so that two processes asking at once hardly ever get the same."""
+    for port in _RANDOM.sample(_RANGE, 200):
+        if is_free(port):
+            return port
+    raise DevelopmentError(
+        f"None of 200 ports tried between {_RANGE.start} and {_RANGE.stop} is free.",
+        safe="Nothing was started.",
+        to_do="Stop what holds them (see `ss -ltn`), or choose a port yourself.",
+    )
+
+
+def is_alive(pid: int) -> bool:
+    """Whether `pid` runs. A finished child counts as gone, and is reaped."""
+    with contextlib.suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return False
+    return exists(pid)
+
+
+def end_process(
+    pid: int, patience: float, gone: Callable[[], bool] | None = None, with_signal: signal.Signals = signal.SIGTERM
+) -> bool:
+    """Send a signal, and SIGKILL after `patience` seconds; returns once the process is gone, True if it exited by
+    itself. An owner that waits for its child itself passes `gone`."""
+    is_gone = gone or (lambda: not is_alive(pid))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, with_signal)
+        os.kill(pid, signal.SIGCONT)  # a paused process would never see the first one
+        if _wait(is_gone, patience):
+            return True
+        os.kill(pid, signal.SIGKILL)
+        _wait(is_gone, patience)
+        return False
+    return True  # it exited before the signal arrived
+
+
+def _wait(gone: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not gone():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
