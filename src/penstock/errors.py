@@ -93,6 +93,14 @@ class ConnectorMissing(ConfigurationError):
     """No Kafka connector is known for this version of Spark: the user has to name the jars."""
 
 
+class RealTimeRefused(ConfigurationError):
+    """Real-time mode cannot run this query exactly once. The micro-batch mode can, or the message says otherwise."""
+
+
+class NotEnoughSlots(RealTimeRefused):
+    """Spark runs fewer tasks at a time than real-time queries have source partitions: some would never be read."""
+
+
 class DataError(PenstockError):
     """A row that can never be written, however often it is tried."""
 
@@ -183,8 +191,16 @@ class FilesMissing(PositionsLost):
     retryable = True
 
 
+class SourceRowsLost(PositionsLost):
+    """Kafka has deleted rows of a topic before they were read, by retention or by a request. None was skipped."""
+
+
 class TopicRecreated(PositionsLost):
     """A topic was deleted and created again since its positions were written; they say nothing of the new one."""
+
+
+class MarksLost(PositionsLost):
+    """The marks topic of a real-time query has lost marks, so what is visible is not known. Nothing was written."""
 
 
 class SavepointError(PenstockError):

@@ -65,6 +65,11 @@ POINTS: dict[str, str] = {
     "drain.decided": "driver",  # the decision to deliver it is durable
     "drain.committed": "driver",  # delivered and visible, not yet marked
     "drain.marked": "driver",  # marked as drained, the log not removed
+    # the lanes of a real-time query, in the driver
+    "lanes.prepared": "lanes",  # marks topics exist, no lane is opened
+    "lanes.opened": "lanes",  # older owners fenced, all lanes marked, the ledger does not know of them
+    "lanes.recorded": "lanes",  # the ledger knows of them, Spark's query has not started
+    "lanes.fenced": "lanes",  # at an end: Spark has stopped, no lane commits any more, the last positions not recorded
     # a savepoint, in the driver, on request
     "savepoint.held": "savepoint",  # the queries are paused, nothing is copied
     "savepoint.copied": "savepoint",  # all files copied, the queries go on, no checksums yet

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock import Job
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
 
 
 @pytest.fixture(scope="session", autouse=True)

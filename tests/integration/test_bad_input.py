@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock import Source, TwoPhaseSink
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
     from tests.support.servers.security import SecureBroker, SecurityFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_at_the_start(make: Make, disk: SmallDisk) -> None:
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker that tests may kill."""
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
 
     with Broker.start(tmp_path_factory.mktemp("mortal"), heap="256m") as broker:
         yield broker

@@ -38,6 +38,7 @@ def test_the_memory_benchmark_runs_in_small(tmp_path: Path) -> None:
     assert json.loads(results.read_text())["memory"]["epochs"] == 10
 
 
+@pytest.mark.long
 def test_the_backpressure_benchmark_runs_in_small(tmp_path: Path) -> None:
     """Each phase ends when enough has happened in it, so a slow machine takes longer and tells the same."""
     results = tmp_path / "backpressure.json"
@@ -55,6 +56,7 @@ def test_the_backpressure_benchmark_runs_in_small(tmp_path: Path) -> None:
     assert unaligned["inflight_peak_bytes"] > 0
 
 
+@pytest.mark.long
 def test_the_savepoint_benchmark_runs_in_small(tmp_path: Path) -> None:
     results = tmp_path / "savepoint.json"
     small = "--keys 1000 --per-epoch 1000 --savepoints 1 --epochs 1 --backends hashmap"
@@ -65,6 +67,7 @@ def test_the_savepoint_benchmark_runs_in_small(tmp_path: Path) -> None:
     assert told["epoch_ms"]["resumed"] > 0
 
 
+@pytest.mark.long
 def test_the_benchmark_beside_flink_runs_in_small_without_flink(tmp_path: Path) -> None:
     """Load, reader, job and verdict; the other systems and measures are the long test's."""
     results = tmp_path / "flink.json"
@@ -98,6 +101,7 @@ def test_the_benchmark_beside_flink_runs_in_small(tmp_path: Path) -> None:
         assert one["lost"] == one["doubled"] == 0
 
 
+@pytest.mark.long
 def test_the_sinks_benchmark_runs_in_small(tmp_path: Path) -> None:
     """One target is enough: the others differ only in what they connect to. What was written is counted."""
     results = tmp_path / "sinks.json"

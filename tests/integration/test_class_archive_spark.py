@@ -14,8 +14,8 @@ import pytest
 
 import penstock
 from penstock.spark import warm_up
-from penstock.spark.session import _class_archive, _spark_home
-from penstock.supply.java import keep_archive
+from penstock.spark.session import class_archive
+from penstock.supply.java import ClassArchive
 
 PACKAGES = Path(penstock.__file__).parents[1]
 
@@ -24,7 +24,7 @@ PROGRAM = """
 import json, sys
 from pyspark import SparkContext
 from penstock.spark.session import _existing_settings
-known = _existing_settings(json.loads(sys.argv[1]), archive=True)
+known = _existing_settings(json.loads(sys.argv[1]))
 pid = SparkContext._gateway.proc.pid
 told = {name: open(f"/proc/{pid}/{name}", "rb").read().decode().split(chr(0))[:-1] for name in ("cmdline", "environ")}
 told["maps"] = open(f"/proc/{pid}/maps").read()
@@ -56,34 +56,32 @@ def test_a_broken_archive_only_costs_time(start: Start, tmp_path: Path) -> None:
     before = start()
     assert "jsa" not in str(before["cmdline"])
     archive = expected_archive(tmp_path / "cache")
-    aside = archive.with_suffix(".aside")
-    aside.write_bytes(b"not an archive" * 1000)
-    keep_archive(aside, archive)
+    (tmp_path / "aside").write_bytes(b"not an archive" * 1000)
+    archive.keep(tmp_path / "aside")
     after = start()
-    assert f"-XX:SharedArchiveFile={archive}" in after["cmdline"]
+    assert f"-XX:SharedArchiveFile={archive.path}" in after["cmdline"]
     assert after["said"] == ""
 
 
 @pytest.mark.long
 def test_an_archive_is_made_and_taken(start: Start, tmp_path: Path) -> None:
     start()
-    archive = expected_archive(tmp_path / "cache")
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK", "JAVA_"))}
     environment = {**clean, "PYTHONPATH": str(PACKAGES), "PENSTOCK_CACHE": str(tmp_path / "cache")}
-    environment["SPARK_HOME"] = str(_spark_home())
-    command = [sys.executable, "-m", warm_up.__name__, str(archive), ""]
-    subprocess.run(command, env=environment, check=True, timeout=280)
-    assert archive.exists()
-    assert str(archive) in start()["maps"]
+    environment["PYSPARK_PYTHON"] = ""  # as in the program, which sets none
+    subprocess.run([sys.executable, "-m", warm_up.__name__], env=environment, check=True, timeout=280)
+    archive = expected_archive(tmp_path / "cache")
+    assert archive.usable
+    assert str(archive.path) in start()["maps"]
 
 
-def expected_archive(cache: Path) -> Path:
+def expected_archive(cache: Path) -> ClassArchive:
     """Where the next JVM looks for its archive."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_CACHE", str(cache))
         patch.setenv("PYSPARK_PYTHON", "")  # as in the program, which sets none
         for name in ("SPARK_HOME", "SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JAVA_HOME"):
             patch.delenv(name, raising=False)
-        archive = _class_archive({}, ())
+        archive = class_archive({}, ())
     assert archive is not None
-    return archive.path
+    return archive

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.dev.server import end_process
+from penstock.dev.kafka import end_process
 from penstock.ops.process.registry import Registry
 from penstock.ops.server.run_view import PHASES
 from tests.support.payments_script import SCRIPT

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.dev.server import end_process
+from penstock.dev.kafka import end_process
 from penstock.ops.process.registry import Entry, Registry
 from tests.support.waiting import until
 

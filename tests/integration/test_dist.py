@@ -24,7 +24,7 @@ import penstock
 
 ROOT = Path(__file__).parents[2]
 NAMES = "import penstock; print(penstock.__file__); [getattr(penstock, name) for name in penstock.__all__]"
-KINDS = {".py", ".md", ".json", ".toml", ".svg", ".arrow", ".gz", ".yml"}
+KINDS = {".py", ".md", ".json", ".toml", ".svg", ".arrow", ".gz", ".yml", ".java"}
 
 
 def run(command: Sequence[str | Path], folder: Path, more: Mapping[str, str] | None = None) -> str:

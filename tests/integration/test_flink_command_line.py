@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from flink_home import bring_flink
-from penstock.dev.server import end_process
+from penstock.dev.kafka import end_process
 from penstock.errors import DevelopmentError
 from penstock.ops.process.registry import Entry, Registry, State
 from penstock.savepoints import savepoint

@@ -16,12 +16,12 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.deadline import Deadline
-from penstock.dev.broker import Broker
 from penstock.errors import PenstockError
 from penstock.testing.sink_harness import SinkSteps
 from tests.support.brokers import Blow, Roles
 from tests.support.kafka import assert_nothing_open, transactions
 from tests.support.kafka_harness import KafkaHarness
+from tests.support.servers.broker import Broker
 from tests.support.servers.kafka_cluster import Cluster
 from tests.support.waiting import until
 

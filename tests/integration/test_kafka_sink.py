@@ -18,7 +18,6 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.broker import Broker
 from penstock.errors import DataError, PreCommitFailed, SystemUnavailable, TopicMissing, ValueTooLarge
 from penstock.kafka.connections import Connections
 from penstock.sinks.kafka import KafkaSink
@@ -26,6 +25,7 @@ from penstock.sinks.kafka.pool import POOL
 from penstock.sinks.kafka.sink import create_topic
 from penstock.sinks.kafka.transactions import TransactionClient
 from tests.support.proxy import END_TXN, Proxy
+from tests.support.servers.broker import Broker
 
 if TYPE_CHECKING:
     from penstock.sinks.kafka.committer import KafkaCommitter

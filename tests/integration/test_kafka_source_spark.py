@@ -16,7 +16,7 @@ from penstock.sources.kafka import KafkaSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
     from tests.support.servers.security import SecureBroker, SecurityFiles
 
 confluent_kafka = pytest.importorskip("confluent_kafka")

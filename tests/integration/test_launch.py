@@ -26,7 +26,7 @@ from tests.support.run_job import PATIENCE, Kafka, until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 

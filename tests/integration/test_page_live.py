@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import failpoints
-from penstock.dev.server import end_process
+from penstock.dev.kafka import end_process
 from penstock.ops.process.registry import Entry, Registry
 from penstock.processes import end_session
 from tests.support.browser import Watch, serious_findings

@@ -312,7 +312,7 @@ def test_a_key_is_looked_up(
     assert value.items() <= found["value"].items()
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd", "snappy", "lzf"])
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_spark_reads_every_codec(spark: SparkSession, codec: str) -> None:
     import pyarrow as pa
 

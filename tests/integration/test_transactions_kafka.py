@@ -100,23 +100,3 @@ def test_a_dead_jobs_decision_is_carried_out_and_the_rest_aborted(
 
     run_all(build(session, kafka, topic, storage, job))
     assert kafka.values(topic) == {str(number): 1 for number in range(300)}
-
-
-def test_without_a_ledger_nothing_is_touched_but_by_force(kafka: Kafka, penstock: Penstock) -> None:
-    job, topic = f"lost-{uuid.uuid4().hex[:8]}", kafka.topic(partitions=1)
-    wanted, unwanted = stray(kafka, topic, job, "copy"), stray(kafka, topic, job, "copy")
-    where = ("--servers", kafka.servers, "--prefix", f"team-{job}")
-    status, told, _ = penstock("list", *where)
-    assert (status, {one["id"]: one["ledger"] for one in told["transactions"]}) == (
-        0,
-        {wanted: "unknown", unwanted: "unknown"},
-    )
-    for command in (("abort", wanted), ("commit", wanted), ("abort", "--force")):
-        status, _, complaint = penstock(*command, *where)
-        assert (status, json.loads(complaint)["error"]) == (1, "TransactionRefused")
-    assert len(open_transactions(kafka.servers, f"team-{job}")) == 2
-    assert penstock("commit", wanted, "--force", *where)[0] == 0
-    assert penstock("abort", unwanted, "--force", *where)[0] == 0
-    until(lambda: not penstock("list", *where)[1]["transactions"], "both to end")
-    kafka.read_until(topic, 1)
-    assert kafka.values(topic) == {"stray": 1}

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.dev.broker import Broker
 from tests.support.fault_case import Case
 from tests.support.kafka import open_transactions, read_committed
 from tests.support.processes import JobProcess
+from tests.support.servers.broker import Broker
 from tests.support.servers.spark import SparkCluster
 from tests.support.waiting import until
 

@@ -44,6 +44,7 @@ from typing import Any, NamedTuple, cast
 
 from penstock.checkpoint.decision import CheckpointState, honoured
 from penstock.engine import protocol as p
+from tests.support.walking import Moment, Violation
 
 EVERY_WRITER: tuple[p.WriterId, ...] = (("left", 0), ("right", 0), ("right", 1))
 
@@ -108,15 +109,6 @@ class Protocol(NamedTuple):
     keeps_sweeping: bool = True  # a living run sweeps for as long as it lives
 
 
-class Violation(Exception):
-    """The protocol did, or allowed, what it must not; `trace` is how it came to that."""
-
-    trace: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n  ".join(("", *self.trace, f"⇒ {self.args[0]}"))
-
-
 class Transaction(NamedTuple):
     """One writer's transaction in the other system. `cut`: which barrier of the epoch its rows lie before; `base`:
     which barrier of the epoch before they lie behind."""
@@ -174,42 +166,6 @@ class Payload(dict[str, Any]):
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
-
-
-class Moment:
-    """A coroutine after a history of answers. Coroutines cannot be copied, so it is run again from its beginning,
-    once for each history: the same answers lead to the same object, and moments compare by identity."""
-
-    def __init__(self, make: Callable[[], Generator[p.Action, Any, Any]], history: tuple[Any, ...] = ()) -> None:
-        self._make, self._history, self._after = make, history, dict[Any, Moment]()
-        self.action: p.Action | None = None
-        self.result: Any = None
-        self.stop: p.ProtocolStop | None = None
-        coroutine = make()
-        try:
-            action = next(coroutine)
-            for answer in history:
-                action = coroutine.send(answer)
-            self.action = action
-        except StopIteration as end:
-            self.result = end.value
-        except p.ProtocolStop as stop:
-            self.stop = stop
-        else:
-            self._leaves_on_error(coroutine)
-
-    def then(self, answer: Any) -> Moment:
-        key = tuple(answer.items()) if isinstance(answer, dict) else answer
-        if key not in self._after:
-            self._after[key] = Moment(self._make, (*self._history, answer))
-        return self._after[key]
-
-    def _leaves_on_error(self, coroutine: Generator[p.Action, Any, Any]) -> None:
-        try:
-            coroutine.throw(OSError("storage failed"))
-        except OSError:
-            return
-        raise Violation(f"goes on after {self.action} has failed")
 
 
 class Driver(NamedTuple):

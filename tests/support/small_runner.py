@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config import Checkpoints
 from penstock.contracts.sink import TwoPhaseSink
@@ -41,6 +45,11 @@ class TimedSpark(SmallSpark):
             watermark = max(self.barrier_watermark(int(epoch)), self.position(int(epoch)) * 1000)
             text = f'{self.commit_version}\n{{"nextBatchWatermarkMs":{watermark}}}'
         super().write(name, text)
+
+    def restore(self) -> None:
+        """As a restore does: a copy, with an id of its own, in the folder of a new history."""
+        self.spark = Path(shutil.copytree(self.spark, self.spark.with_name(layout.history(uuid4().hex[:12]))))
+        self.write("metadata", json.dumps({"id": str(uuid4())}))
 
     def barrier(self, epoch: int, end: int) -> str:
         return barrier_text(end, self.log.closed_up_to(epoch - 1) or 0)

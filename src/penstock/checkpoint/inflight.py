@@ -101,8 +101,6 @@ def _last_bytes(tree: Tree, name: str, size: int) -> bytes:
 
 
 class _Counted:
-    """A stream that sums what passes through it."""
-
     closed = False
 
     def __init__(self, stream: Any) -> None:

@@ -59,7 +59,6 @@ class Word:
         return self.standing is Standing.HELD
 
     def follow(self, standing: Standing, reason: str = "") -> Word:
-        """The same holder's next word."""
         return replace(self, number=self.number + 1, standing=standing, reason=reason)
 
     @classmethod

@@ -8,9 +8,10 @@ What is written again is what is missing, and a barrier that is not the one that
 that was superseded from renaming its `offsets/N` over that of the run which took over. Where state that the decided
 epoch left is missing, nothing is started.
 
-Only leftovers of attempts without a decision in force are removed: the barrier at the end of time of a
-drain, which would make every later row late; a barrier whose source has lost its note of the files to read; and all of
-a first epoch that was never completed, beside which Spark would refuse to go on.
+Only leftovers of attempts without a decision in force are removed: the barrier at the end of time of a drain, which
+would make every later row late; that of a real-time query, whose rows are visible already or not its epoch's; a barrier
+whose source has lost its note of the files to read; and all of a first epoch that was never completed, beside which
+Spark would refuse to go on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.errors import StateLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.checkpoint.decision import DecisionId
     from penstock.checkpoint.ledger import Ledger, Manifest
@@ -43,21 +44,23 @@ def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> CheckpointS
     `LedgerCorrupt` where such a decision holds no copy of it. `running`: Spark's query has started, so what it has
     begun is no leftover."""
     ledger.settle()
-    query = query_of(ledger, log)
+    query, noted = query_of(ledger, log), log.noted_id()
+    if noted is not None and query is not None:
+        log.belongs_to(query)
     epoch, barrier = log.next_epoch()
-    damaged = log.damaged() or (query is not None and log.query_id() is None)
+    damaged = log.damaged() or noted != query
     undecided = not running and _unusable(log, epoch, barrier)
     if query is None:
         return CheckpointState(epoch, barrier, damaged=damaged or undecided)
     state = CheckpointState(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
     decision = honoured(state)
     decided = decision.id if decision is not None and decision.id.epoch == epoch else None
-    drained = decided is None and _cut_by_drain(ledger, log, epoch, query)
+    void = decided is None and _counts_for_nothing(ledger, log, epoch, query)
     replaced = overwritten(log, epoch - 1, completed(ledger, epoch - 1, query))
     if decision is not None:
         replaced |= overwritten(log, decision.id.epoch, _manifest(ledger, decision.id))
-    leftover = drained or (decision is None and undecided)
-    return replace(state, barrier=barrier and not drained, damaged=damaged or leftover or bool(replaced))
+    leftover = void or (decision is None and undecided)
+    return replace(state, barrier=barrier and not void, damaged=damaged or leftover or bool(replaced))
 
 
 def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
@@ -67,18 +70,38 @@ def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
 
 
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
-    """The id that Spark gave the checkpoint, also where its own note of it is lost. None before its first start."""
-    return log.query_id() or ledger.last_query(history_of(log))
+    """The id that Spark gave the checkpoint, also where its own note of it is lost. None before its first start.
+
+    Two drivers that start at the same moment may both write that note. The barriers tell whose checkpoint it is: the
+    newest one in the log was decided under the id that counts."""
+    if (noted := log.query_id()) is None:
+        return ledger.last_query(history_of(log))
+    epoch, pending = log.next_epoch()
+    number = epoch if pending else epoch - 1
+    barrier = log.barrier(number) if number >= 0 and log.has_barrier(number) else None
+    if barrier is None:
+        return noted
+    of_it = [
+        one for one in ledger.manifests(number) if one.history == history_of(log) and one.barrier == barrier.digest
+    ]
+    return noted if any(one.query == noted for one in of_it) or not of_it else of_it[-1].query
 
 
 def restore(
-    ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | None, *, running: bool = False
+    ledger: Ledger,
+    log: SparkLog,
+    epoch: int,
+    decided: DecisionId | None,
+    *,
+    running: bool = False,
+    fence: Callable[[], None] = lambda: None,
 ) -> list[str] | None:
     """Make Spark's log say that `epoch` comes next, with the barrier of `decided`. The names that were written or
-    removed for that. None, and nothing changed, where something is missing that the ledger does not have."""
+    removed for that. None, and nothing changed, where something is missing that the ledger does not have. `fence`
+    raises where a newer run has registered."""
     query = query_of(ledger, log)
     wanted: dict[str, str] = {}  # in the order in which they are written
-    if query is not None and log.query_id() is None:
+    if query is not None and log.noted_id() != query:
         wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
     before = completed(ledger, epoch - 1, query)
     of_epoch = _manifest(ledger, decided) if decided is not None else None
@@ -103,19 +126,21 @@ def restore(
     torn = log.torn()
     for name in torn:
         log.remove_torn(name)
-    undecided = _remove_undecided(ledger, log, epoch, query) if decided is None and not running else []
+    undecided = _remove_undecided(ledger, log, epoch, query, fence) if decided is None and not running else []
     for name, text in wanted.items():
         log.write_again(name, text)
     return [*torn, *undecided, *wanted]
 
 
-def finish(ledger: Ledger, log: SparkLog, epoch: int, watermark: int | None) -> bool:
+def finish(
+    ledger: Ledger, log: SparkLog, epoch: int, watermark: int | None, fence: Callable[[], None] = lambda: None
+) -> bool:
     """Complete Spark's log for a decided epoch. False where that would be a guess, or where its state is not whole:
     then Spark runs it once more, and makes the state again."""
     if _state_lost(ledger, log, epoch) is None:
         return log.finish(epoch, watermark)
     if epoch == 0:
-        log.begin_anew()
+        log.begin_anew(fence)
     return False
 
 
@@ -148,19 +173,24 @@ def refuse_lost_state(ledger: Ledger, log: SparkLog, state: CheckpointState, que
     )
 
 
-def _remove_undecided(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> list[str]:
+def _remove_undecided(
+    ledger: Ledger, log: SparkLog, epoch: int, query: str | None, fence: Callable[[], None]
+) -> list[str]:
     removed, barrier = [], log.barrier(epoch)
-    if barrier is not None and (_cut_by_drain(ledger, log, epoch, query) or not log.notes_reach(barrier)):
+    if barrier is not None and (_counts_for_nothing(ledger, log, epoch, query) or not log.notes_reach(barrier)):
+        fence()
         log.remove(layout.offsets(epoch))
         removed = [layout.offsets(epoch)]
-    return removed + log.begin_anew() if epoch == 0 else removed
+    return removed + log.begin_anew(fence) if epoch == 0 else removed
 
 
-def _cut_by_drain(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> bool:
-    """Whether the barrier of an undecided epoch is that of a drain which counts for nothing. One that was begun at most
-    once is never begun again, so it is finished."""
+def _counts_for_nothing(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> bool:
+    """Whether the barrier of an undecided epoch is that of a drain or of a real-time query. A drain that was begun at
+    most once is never begun again, so it is finished."""
     barrier = log.barrier(epoch) if query is not None and log.has_barrier(epoch) else None
-    return barrier is not None and barrier.drains == query and not ledger.has_begun(epoch, query)
+    if barrier is None:
+        return False
+    return barrier.lanes is not None or (barrier.drains == query and not ledger.has_begun(epoch, query))
 
 
 def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:

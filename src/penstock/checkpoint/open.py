@@ -123,7 +123,6 @@ def _kept(log: SparkLog, name: str, epoch: int, text: str | None) -> str:
 
 
 def mismatch(query: str, found: str) -> LedgerError:
-    """The error for a ledger and a checkpoint that are not each other's."""
     return LedgerError(
         f"Spark runs an epoch of query {query!r}, but {found}: ledger and checkpoint do not belong together.",
         safe="nothing was written.",

@@ -171,7 +171,6 @@ class CheckpointRecord:
         return sum(store.state_bytes or 0 for store in self.state)
 
     def summary(self) -> dict[str, Any]:
-        """The main numbers, for an event."""
         aligned, state = self.alignment or Alignment(()), self.state
         return {
             **{name: getattr(self, name) for name in _SUMMARY},

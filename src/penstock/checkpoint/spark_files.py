@@ -163,7 +163,6 @@ def tables_of(picture: bytes) -> set[str] | None:
 
 
 def conf_of(checkpoint: Tree, batch: int) -> dict[str, str]:
-    """The settings in `offsets/<batch>`."""
     return dict(_offsets(checkpoint, batch)[1]["conf"])
 
 

@@ -14,26 +14,45 @@ import contextlib
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.layout import COMMITS, OFFSETS, QUERY_ID, SOURCES, STATE
-from penstock.errors import LedgerCorrupt
+from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.storage.storage import AlreadyExists, Storage
 from penstock.storage.tree import checksum_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"  # makes commits list state ids; only 1 does not
 END_OF_TIME = 253_402_300_799_999  # in milliseconds: the last one of the year 9999, where Spark's own dates end
 
-_DRAIN = "penstock.drain"  # among the settings of a barrier, of which Spark reads those that it knows
+# Ours among the settings of a barrier, of which Spark reads those that it knows.
+_DRAIN = "penstock.drain"
+_LANES = "penstock.lanes"
+_LANES_VERSION = 1
 
 _V1 = "v1"
 _VERSION = re.compile(rb"^v\d+$")
 _NOTE = re.compile(r"^(\d+)(?:\.compact)?$")  # of a source: where it began, or files it reads
+
+
+@dataclass(frozen=True, slots=True)
+class LaneNote:
+    """In a barrier that a real-time query has cut: `query` is the id of its history, `topics` the ids of its marks
+    topics by source topic. `parts`, by lane, where a row of the source was visible in part: how many rows of it, and
+    their digest. `marks`, by lane, where the position is beyond the mark, because the rows between gave none: offset,
+    part and digest of the mark. `closed`: the lanes had no owner any more, so no row became visible after it."""
+
+    query: str
+    topics: Mapping[str, str]
+    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    marks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +80,22 @@ class Barrier:
         conf: dict[str, str] = self.metadata.get("conf", {})
         return conf.get(_DRAIN)
 
+    @property
+    def lanes(self) -> LaneNote | None:
+        """What a real-time query has noted; None where a micro-batch, or the end of the lanes, has cut the barrier."""
+        text = self.metadata.get("conf", {}).get(_LANES)
+        if text is None:
+            return None
+        body = json.loads(text)
+        if body["version"] > _LANES_VERSION:
+            raise LedgerFromTheFuture(
+                f"A barrier notes its lanes in format {body['version']}; this version of Penstock knows"
+                f" {_LANES_VERSION}.",
+                safe="nothing was started or changed.",
+                to_do="run the job with the version of Penstock that wrote it, or a newer one.",
+            )
+        return LaneNote(body["query"], body["topics"], body["parts"], body["marks"], body["closed"])
+
 
 class SparkLog:
     """One query's checkpoint folder, as far as recovery needs it."""
@@ -78,12 +113,36 @@ class SparkLog:
 
     def query_id(self) -> str | None:
         """The id Spark gave this checkpoint, None before its first start. It never changes once given."""
-        if self._query_id is None and (data := self.storage.read(QUERY_ID)):  # empty: torn
-            try:
-                self._query_id = str(json.loads(data)["id"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise self._unreadable(QUERY_ID) from error
+        if self._query_id is None:
+            self._query_id = self.noted_id()
         return self._query_id
+
+    def noted_id(self) -> str | None:
+        """What Spark's own note says of it now: another driver may have written over that, see `log_repair`."""
+        if not (data := self.storage.read(QUERY_ID)):  # empty: torn
+            return None
+        try:
+            return str(json.loads(data)["id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(QUERY_ID) from error
+
+    def belongs_to(self, query: str) -> None:
+        """From now on this is the checkpoint's id, whatever Spark's note says."""
+        self._query_id = query
+
+    def give_id(self) -> str:
+        """The id, given now where there is none: a query that does not run in Spark's own log has none of Spark's."""
+        if (known := self.query_id()) is None:
+            with contextlib.suppress(AlreadyExists):
+                self.storage.create(QUERY_ID, compact({"id": str(uuid.uuid4())}).encode())
+            known = self.query_id()
+            assert known is not None
+        return known
+
+    def newest_complete(self) -> Barrier | None:
+        """The barrier of the newest complete epoch."""
+        epoch = self.next_epoch()[0] - 1
+        return self.barrier(epoch) if epoch >= 0 else None
 
     def next_epoch(self) -> tuple[int, bool]:
         """The epoch that comes next, and whether its barrier is written already."""
@@ -128,10 +187,12 @@ class SparkLog:
         names = self.names(folder)
         return [(int(match[1]), f"{folder}/{name}") for name in names if (match := _NOTE.match(name))]
 
-    def begin_anew(self) -> list[str]:
+    def begin_anew(self, fence: Callable[[], None]) -> list[str]:
         """Remove what an attempt at the very first epoch has left: state, and where there is no barrier, anything in
-        the log. Spark refuses to begin beside it. Only where no epoch is decided or complete. What was removed."""
+        the log. Spark refuses to begin beside it. Only where no epoch is decided or complete. What was removed.
+        `fence` raises where a newer run has registered: by now the state may be that run's."""
         folders = [STATE] if self.has_barrier(0) else [STATE, OFFSETS, COMMITS]
+        fence()
         return [folder for folder in folders if self.storage.delete_folder(folder)]
 
     def names(self, folder: str) -> list[str]:
@@ -193,7 +254,7 @@ class SparkLog:
         """Write `commits/N`, durably. False, and nothing written, where that would be a guess: the format is not v1,
         the state store's format lists ids of its own, or the watermark is not known."""
         barrier = self.barrier(epoch)
-        if watermark is None or barrier is None or not self._format_known(epoch, barrier):
+        if watermark is None or barrier is None or not self.format_known(epoch, barrier):
             return False
         if self._whole(COMMITS, epoch) is None:
             self.write_again(layout.commits(epoch), commit_text(watermark))
@@ -203,6 +264,19 @@ class SparkLog:
         """Whether this Spark's format of `commits/N` is known: by its version, or by an example."""
         newest = self._newest(COMMITS)
         return self._known if newest < 0 else self.committed_watermark(newest) is not None
+
+    def cut_at(self, epoch: int, offsets: Sequence[Any], conf: Mapping[str, str], lanes: LaneNote | None) -> str:
+        """`offsets/N` of an epoch that ends at these positions, in Spark's format: with the settings of the epoch
+        before, or `conf` in the first one. Writes nothing."""
+        before = self.barrier(epoch - 1) if epoch else None
+        kept: dict[str, str] = before.metadata.get("conf", {}) if before is not None else dict(conf)
+        kept = {key: value for key, value in kept.items() if key not in (_DRAIN, _LANES)}
+        if lanes is not None:
+            kept[_LANES] = compact({"version": _LANES_VERSION, **asdict(lanes)})
+        watermark = (self.closed_up_to(epoch - 1) or 0) if epoch else 0
+        metadata = {"batchWatermarkMs": watermark, "batchTimestampMs": round(time.time() * 1000), "conf": kept}
+        lines = ["-" if offset is None else compact(offset) for offset in offsets]
+        return join_offsets(_V1, compact(metadata), lines).decode()
 
     def end_of_time(self, epoch: int) -> None:
         """Write `offsets/N` with the positions of the epoch before and a watermark beyond every event, replacing one
@@ -261,7 +335,8 @@ class SparkLog:
         data = self.storage.read(f"{folder}/{number}")
         return None if data is None or _is_torn(data) else data
 
-    def _format_known(self, epoch: int, barrier: Barrier) -> bool:
+    def format_known(self, epoch: int, barrier: Barrier) -> bool:
+        """Whether `commits/N` for this barrier can be written."""
         if state_format_of(barrier, self.state_format) != "1":
             return False
         before = self._whole(COMMITS, epoch - 1) if epoch else None
@@ -289,7 +364,6 @@ def join_offsets(version: str, metadata: str, offsets: Sequence[str]) -> bytes:
 
 
 def reads_files(offset: Any) -> bool:
-    """Whether it is the position of a source that reads files."""
     return isinstance(offset, dict) and offset.keys() == {"logOffset"}
 
 
@@ -304,7 +378,6 @@ def state_format_of(barrier: Barrier, otherwise: str) -> str:
 
 
 def commit_text(watermark: int) -> str:
-    """What Spark writes into `commits/N`."""
     return f"{_V1}\n{compact({'nextBatchWatermarkMs': watermark})}"
 
 

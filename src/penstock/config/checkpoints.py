@@ -49,7 +49,9 @@ class Checkpoints:
     restarts, `abort_timeout` how long aborting may take. `retained` is how many decided epochs the ledger keeps for
     looking back. `savepoint_dir` is where savepoints go for which no folder is named. `trusted_schemes`: storage that
     is used on your word that of two creates of one name only one succeeds. `storage_is_shared`: your word that a path
-    of this machine is the same folder on all workers of a cluster.
+    of this machine is the same folder on all workers of a cluster. `latency`: above 0, queries of `job.write` that name
+    none run in real time, and their rows become visible about this often; `interval`, 10 seconds unless given, is then
+    how often positions are recorded.
 
     What is given here wins over a configuration file; what is not given may be set there, and `-D` wins over both.
     """
@@ -73,12 +75,14 @@ class Checkpoints:
     savepoint_dir: str | None = None
     trusted_schemes: Sequence[str] = ()
     storage_is_shared: bool = False
+    latency: float | str = 0.0
     interval_seconds: float = field(init=False, repr=False, default=0.0)
     timeout_seconds: float = field(init=False, repr=False, default=0.0)
     min_pause_seconds: float = field(init=False, repr=False, default=0.0)
     aligned_timeout_seconds: float = field(init=False, repr=False, default=0.0)
     commit_timeout_seconds: float = field(init=False, repr=False, default=0.0)
     abort_timeout_seconds: float = field(init=False, repr=False, default=0.0)
+    latency_seconds: float = field(init=False, repr=False, default=0.0)
     inflight_bytes: int = field(init=False, repr=False, default=0)
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
@@ -88,7 +92,7 @@ class Checkpoints:
         return instance
 
     def __post_init__(self) -> None:
-        for name in ("interval", "timeout", "min_pause", "aligned_timeout", "commit_timeout", "abort_timeout"):
+        for name in _DURATIONS:
             object.__setattr__(self, f"{name}_seconds", seconds(getattr(self, name), name))
         object.__setattr__(self, "inflight_bytes", size(self.inflight_limit, "inflight_limit"))
         object.__setattr__(self, "mode", one_of(Mode, self.mode, "mode"))
@@ -129,6 +133,7 @@ class Checkpoints:
         return self.unaligned or self.max_concurrent > 1
 
 
+_DURATIONS = ("interval", "timeout", "min_pause", "aligned_timeout", "commit_timeout", "abort_timeout", "latency")
 _NAMES = tuple(argument.name for argument in fields(Checkpoints) if argument.init)
 
 
@@ -242,6 +247,11 @@ CHECKPOINT_OPTIONS = (
         "Your word that a path of the driver's machine is the same mounted folder on all workers. Without it such a"
         " path is refused where tasks run on other machines.",
         "tests/unit/job/test_shared_storage.py::test_a_path_of_one_machine_is_refused_where_tasks_run_on_others"),
+    _option("penstock.latency", "latency", "0 ms", duration_text,
+        "Above 0, queries of `job.write` that name no `latency` run in real time: their rows become visible about this"
+        " often, and `execution.checkpointing.interval` (10 s unless set) is how often positions are recorded. See"
+        " [Real time](../how-to/real-time.md).",
+        "tests/integration/test_real_time.py::test_micro_batches_then_real_time_then_micro_batches"),
     _option("penstock.inflight.max-size", "inflight_limit", "1 gb", size_text,
         "Bytes in the in-flight log beyond which the job slows down instead of filling the disk.",
         f"{_UNALIGNED}test_the_log_is_limited"),

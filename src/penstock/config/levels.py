@@ -52,7 +52,6 @@ def using(options: Texts, file: Texts) -> Iterator[None]:
 
 
 def from_options() -> Texts:
-    """What `-D` gave."""
     if _in_use is not None:
         return _in_use[0]
     text = os.environ.get(OPTIONS_VARIABLE, "")
@@ -190,8 +189,6 @@ class Value:
 
 @dataclass(frozen=True)
 class Level:
-    """All that one place says."""
-
     where: str
     values: Mapping[tuple[Part, str], Value] = field(default_factory=dict)
     spark: Mapping[str, str] = field(default_factory=dict)

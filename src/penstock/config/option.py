@@ -78,7 +78,6 @@ def whole(text: str, name: str) -> int:
 
 
 def whole_or_infinite(text: str, name: str) -> int | None:
-    """None for `infinite`."""
     return None if text.strip().lower() in ("infinite", "inf", "2147483647") else whole(text, name)
 
 
@@ -90,7 +89,6 @@ def number(text: str, name: str) -> float:
 
 
 def ratio(value: float | str, name: str) -> float:
-    """A share of something, from 0 to 1."""
     share = number(value, name) if isinstance(value, str) else float(value)
     if not 0 <= share <= 1:
         raise ConfigurationError(f"{name}={value} is not between 0 and 1.", to_do="give a share, for example 0.5.")

@@ -60,8 +60,6 @@ class SparkSetting:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a job runs with, and where it came from."""
-
     checkpoints: Checkpoints
     state_backend: StateBackend | None  # None: Spark's own setting names it
     restart: RestartStrategy

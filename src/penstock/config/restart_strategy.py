@@ -92,7 +92,6 @@ class RestartStrategy:
         return cls(attempts, first, longest, multiplier, reset, jitter, immediate_after=at_once)
 
     def describe(self) -> str:
-        """One line for people."""
         if self.attempts == 0:
             return "none: the first failure is the last"
         if self.interval is not None:
@@ -208,7 +207,6 @@ def build_strategy(kind: str, values: Mapping[str, Any]) -> RestartStrategy:
 
 
 def options_of(strategy: RestartStrategy) -> dict[str, Any]:
-    """The options that describe a strategy of the code's."""
     if strategy.attempts == 0:
         return {"type": NONE}
     if strategy.interval is not None:

@@ -1,14 +1,12 @@
-"""Every option by its key and by its name, and as the reference lists them: `python -m penstock.config.table PAGE`.
+"""Every option by its key and by its name.
 
 Flink's other keys are ignored by their families, so that a Flink configuration file works unchanged; a key that is
-almost one of ours is taken for a misspelt one. A test compares the page with the code.
+almost one of ours is taken for a misspelt one.
 """
 
 from __future__ import annotations
 
 import difflib
-import sys
-from pathlib import Path
 
 from penstock.config.checkpoints import CHECKPOINT_OPTIONS
 from penstock.config.operations import AVAILABILITY_OPTIONS, LOG_OPTIONS, REST_OPTIONS
@@ -53,41 +51,3 @@ def _is_misspelt(key: str, ours: str) -> bool:
         return True
     same = sum(block.size for block in difflib.SequenceMatcher(None, key, ours).get_matching_blocks())
     return len(key) + len(ours) - 2 * same <= _TYPING_ERROR
-
-
-BEGIN = "<!-- made by python -m penstock.config.table -->"
-END = "<!-- end of what is made -->"
-
-_HEAD = "| Flink's key | in Python | default | meaning here | shown by |\n|---|---|---|---|---|"
-
-
-def table() -> str:
-    """One row an option, in Markdown."""
-    return "\n".join([_HEAD, *(_row(option) for option in OPTIONS)])
-
-
-def insert_table(page: str) -> str:
-    """The page with the table between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
-
-
-def _row(option: Option) -> str:
-    keys = f"`{option.key}`" + "".join(f"<br>also `{alias}`" for alias in option.aliases)
-    tests = "<br>".join(f"`{test}`" for test in option.shown_by)
-    default = f"`{option.default}`" if option.default else "none"
-    return f"| {keys} | `{option.python}` | {default} | {option.meaning} | {tests} |"
-
-
-def main(arguments: list[str]) -> None:
-    """With a page's path: put the table there. Without: print it."""
-    for name in arguments:
-        page = Path(name)
-        page.write_text(insert_table(page.read_text(encoding="utf-8")), encoding="utf-8")
-    if not arguments:
-        sys.stdout.write(table() + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

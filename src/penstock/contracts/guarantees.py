@@ -75,9 +75,15 @@ def wanted(mode: str) -> Guarantee:
     return Guarantee[str(mode).upper()]
 
 
-def engine_link(checkpoints: Checkpoints) -> Link:
-    """The guarantee of Spark and the epochs in this mode."""
+def engine_link(checkpoints: Checkpoints, latency: float = 0.0) -> Link:
+    """The guarantee of Spark and the epochs in this mode; with `latency`, of a real-time query."""
     guarantee = wanted(str(checkpoints.mode))
+    if latency:
+        because = (
+            f"in real time: a lane for each source partition commits its rows with their position about every"
+            f" {latency * 1000:g} ms, in the source's order. Partitions, and sinks, do not become visible together"
+        )
+        return Link("engine", "spark", Guarantee.EXACTLY_ONCE, because)
     if guarantee is Guarantee.EXACTLY_ONCE:
         because = "positions and state in the checkpoint, one decision per epoch"
         if checkpoints.unaligned:

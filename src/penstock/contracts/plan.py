@@ -45,6 +45,7 @@ class QueryPlan:
     output_mode: str = "append"
     options: Mapping[str, str] = field(default_factory=dict)
     as_it_is: bool = False  # its body writes the frame into the one sink, and does nothing else
+    latency: float = 0.0  # seconds between the commits of a lane; 0: micro-batches
 
     @property
     def bounded(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
+from penstock.errors import RealTimeRefused
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -123,6 +124,19 @@ class Source(ABC):
         """The current end of each partition of `offset`, as far as known by the deadline. For display: no epoch calls
         it."""
         return {}
+
+    def real_time_options(self, uid: str) -> Mapping[str, str]:
+        """The options of Spark's Kafka reader for a real-time query, which then gets its positions from us. Raises
+        `RealTimeRefused` where such a query cannot read this source."""
+        raise RealTimeRefused(
+            f"Source {uid!r} ({self.describe()}) cannot feed a real-time query: only KafkaSource can.",
+            to_do="leave latency out, and the query runs in micro-batches; or read the rows from Kafka.",
+        )
+
+    def begin_positions(self) -> Mapping[str, Mapping[int, int]]:
+        """For a real-time query: where each partition of each topic that exists now begins for a job without a
+        checkpoint."""
+        raise NotImplementedError
 
     def jars(self) -> Sequence[str]:
         """Names of the locked jar sets that this source needs, see `penstock.supply.jars`."""

@@ -41,7 +41,8 @@ class EpochNotes:
 @dataclass
 class Attempt:
     """`number` counts the attempts of a run, over all its epochs. `jobs` runs its tasks. With `replay`, the epoch was
-    decided before. `direct`: its tasks make their rows visible themselves."""
+    decided before. `direct`: its tasks make their rows visible themselves. `shares`: the epoch has no tasks, and
+    this is what lanes have made visible since the one before."""
 
     query: str
     epoch: int
@@ -52,6 +53,7 @@ class Attempt:
     jobs: Jobs
     replay: Replay | None = None
     direct: bool = False
+    shares: tuple[Committable, ...] | None = None
     notes: EpochNotes = field(default_factory=EpochNotes)
     opened: float = field(default_factory=time.monotonic)
 
@@ -152,7 +154,6 @@ class Gate:
 
     @property
     def busy(self) -> bool:
-        """Whether an epoch is under way."""
         return self._lock.locked()
 
     @contextmanager

@@ -37,12 +37,10 @@ def rules_of(committables: Iterable[Committable]) -> Mapping[str, int]:
 
 
 def rule_for(frame: DataFrame) -> int:
-    """The rule by which the rows of a new epoch are summed."""
     return NESTED if any(_is_nested(field.dataType) for field in frame.schema.fields) else FLAT
 
 
 def with_hashes(frame: DataFrame, rule: int) -> DataFrame:
-    """`frame` with a 64-bit hash of each row as its last column."""
     from pyspark.sql import functions as f
 
     hashable = _flatly if rule == FLAT else _inside_out

@@ -230,8 +230,6 @@ _OLDER_EVERY = 60.0
 
 
 class SweepTimes:
-    """Of one start of a query."""
-
     def __init__(self) -> None:
         self._swept = self._until = time.monotonic()
         self._older = False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.decision import (
     CheckpointState,
     Committable,
@@ -23,6 +24,7 @@ from penstock.checkpoint.decision import (
 )
 from penstock.checkpoint.log_repair import finish, look, query_of, refuse_lost_state, restore
 from penstock.checkpoint.open import check_sources, history_of, mismatch
+from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config import Checkpoints, Mode
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Gate
@@ -34,7 +36,7 @@ from penstock.engine.positions import Positions
 from penstock.engine.preparation import Preparation
 from penstock.engine.protocol import Failed, PreCommit, Prepared, Replay, Resume
 from penstock.engine.watermark import WatermarkTracker
-from penstock.errors import BarrierOverwritten, PenstockError
+from penstock.errors import BarrierOverwritten, PenstockError, RealTimeRefused
 from penstock.failpoints import failpoint
 from penstock.logs import bound
 
@@ -155,10 +157,29 @@ class Coordinator:
     def __call__(self, frame: DataFrame, epoch: int, jobs: Jobs | None = None) -> None:
         """`foreachBatch`: returns only when epoch `epoch` is visible in every sink, or safe in the in-flight log; then
         Spark writes its commit. `jobs` runs the tasks, if the writer is part of the streaming plan."""
+        self._pass_gate(epoch, lambda: self._run_epoch(frame, epoch, jobs or self._jobs))
+
+    def record(self, epoch: int, text: str, shares: Sequence[Committable] = ()) -> None:
+        """Run an epoch whose rows lanes have made visible, or that has none: its positions alone are decided. `text` is
+        its `offsets/N`, in place of one that is not decided; Spark's log is completed, too. `shares` is what to report
+        of the rows. No query of Spark's may use this log meanwhile."""
+        barrier = self._log.parse_barrier(epoch, text.encode())
+        if not self._log.format_known(epoch, barrier):
+            raise RealTimeRefused(
+                f"Spark's log of query {self.query!r} is in a format that is not known, as with version 2 of"
+                f" {STATE_FORMAT}: positions of a real-time query cannot be added to it.",
+                to_do="remove that setting; or leave `latency` out.",
+            )
+        self._run.refuse_superseded()
+        self._log.write_again(layout.offsets(epoch), text)
+        self._pass_gate(epoch, lambda: self._run_epoch(None, epoch, self._jobs, barrier, tuple(shares)))
+        finish(self._ledger, self._log, epoch, int(barrier.metadata["batchWatermarkMs"]))
+
+    def _pass_gate(self, epoch: int, run: Callable[[], None]) -> None:
         with self.gate, bound(**self._run.log_fields, epoch=epoch):
             try:
                 self.gate.check()
-                self._run_epoch(frame, epoch, jobs or self._jobs)
+                run()
             except BaseException as error:
                 self._failure = error
                 self._run.emit("failed", epoch, error=f"{type(error).__name__}: {error}")
@@ -201,12 +222,19 @@ class Coordinator:
 
     # One epoch
 
-    def _run_epoch(self, frame: DataFrame, epoch: int, jobs: Jobs) -> None:
+    def _run_epoch(
+        self,
+        frame: Any,
+        epoch: int,
+        jobs: Jobs,
+        recorded: Barrier | None = None,
+        shares: tuple[Committable, ...] | None = None,
+    ) -> None:
         if self._resume is None:
             self.recover(query_running=True)
         replay = self._take_replay(epoch)
         try:
-            barrier = self._positions.barrier(epoch, drains=self.drains_at == epoch)
+            barrier = recorded or self._positions.barrier(epoch, drains=self.drains_at == epoch)
         except BarrierOverwritten:
             self._run.refuse_superseded()  # then the other driver is the newer one
             raise
@@ -226,6 +254,7 @@ class Coordinator:
                 jobs=jobs,
                 replay=replay,
                 direct=mode is Mode.AT_LEAST_ONCE,
+                shares=shares,
             )
             done = self._exactly_once(attempt) if mode is Mode.EXACTLY_ONCE else self._weaker(attempt, mode)
         self.completed, self._run.next_epoch = epoch, epoch + 1
@@ -336,7 +365,8 @@ class Coordinator:
             case protocol.Commit(decision):
                 return self._commit(decision)
             case protocol.FinishLog(epoch, watermark):
-                finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark)
+                fence = self._run.refuse_superseded
+                finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark, fence)
                 failpoint("recover.finished")
                 return finished
             case protocol.Sweep(keep):
@@ -375,7 +405,8 @@ class Coordinator:
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
         running = self._query_running
         behind = running and self._log.next_epoch()[0] < epoch  # and Spark has gone on from there
-        changed = None if behind else restore(self._ledger, self._log, epoch, decided, running=running)
+        fence = self._run.refuse_superseded
+        changed = None if behind else restore(self._ledger, self._log, epoch, decided, running=running, fence=fence)
         if changed:
             log.warning("query %s: Spark's log is restored for epoch %d: %s", self.query, epoch, ", ".join(changed))
             self._run.emit("log_restored", epoch)
@@ -388,14 +419,16 @@ class Coordinator:
         """Run the plan, with the writers of the sinks in `only` alone, if it is set; all others just count."""
         attempt = self._attempt
         assert attempt is not None
-        prepared = self._preparation.run(attempt, only)
+        unprepared = attempt.shares is None
+        prepared = self._preparation.run(attempt, only) if unprepared else self._preparation.confirm(attempt)
         if isinstance(prepared, Failed):
             return prepared
+        rows = prepared.committables if attempt.shares is None else attempt.shares
         if prepared.strays:
             self._stragglers.expect(logs=True)
         seconds = attempt.seconds
-        attempt.notes.committables, attempt.notes.precommit_ms = prepared.committables, round(seconds * 1000, 2)
-        self._emit_rows("precommitted", attempt.epoch, prepared.committables, seconds=round(seconds, 4))
+        attempt.notes.committables, attempt.notes.precommit_ms = rows, round(seconds * 1000, 2)
+        self._emit_rows("precommitted", attempt.epoch, rows, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
         return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
 

@@ -87,7 +87,7 @@ class GlobalCheckpoints:
         self._record_count = max(_MIN_RECORDS, checkpoints.num_retained)
         linked = find_links(runner.plan for runner in runners)
         self._fed = frozenset(link.upstream for link in linked)
-        self._order = downstream_first(list(self._runners), linked)
+        self.order = downstream_first(list(self._runners), linked)
         self._refused = self._refusal(linked, checkpoints)
         self._next: int | None = None
         self._last: Cut = {}
@@ -126,8 +126,8 @@ class GlobalCheckpoints:
             self._pending = None
 
     def _take(self) -> Cut | None:
-        assert self._order is not None
-        return take_cut(self._order, self._fed, lambda uid: self._runners[uid].progress)
+        assert self.order is not None
+        return take_cut(self.order, self._fed, lambda uid: self._runners[uid].progress)
 
     def _write_when_complete(self) -> None:
         pending = self._pending
@@ -184,12 +184,15 @@ class GlobalCheckpoints:
         return there[-1] + 1 if there else 1
 
     def _refusal(self, linked: Sequence[QueryLink], checkpoints: Checkpoints) -> str:
-        if self._order is None:
+        if self.order is None:
             feeding = ", ".join(find_circle(list(self._runners), linked))
             return f"the queries {feeding} feed each other in a circle, so none of them is downstream"
         uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
         if uncommitted:
             return f"{', '.join(uncommitted)} also reads rows that are not committed"
+        upstream = {link.upstream for link in linked}
+        if early := sorted(uid for uid in upstream if self._runners[uid].plan.latency):
+            return f"rows of {', '.join(early)}, in real time, are visible before their epoch"
         if linked and checkpoints.mode is not Mode.EXACTLY_ONCE:
             return f"with mode={checkpoints.mode} rows are visible before their epoch is decided"
         return ""

@@ -132,12 +132,10 @@ class InFlight:
 
     @property
     def pending(self) -> int:
-        """How many epochs wait, over all sinks."""
         return sum(backlog.count for backlog in self._backlogs.values())
 
     @property
     def bytes(self) -> int:
-        """How much waits, over all sinks."""
         return sum(backlog.bytes for backlog in self._backlogs.values())
 
     def prepared(self) -> list[Committable]:

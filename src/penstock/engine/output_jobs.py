@@ -45,8 +45,6 @@ SMALL = 4 << 20  # bytes of a full batch; rows may then grow a hundredfold withi
 
 
 class Jobs(Protocol):
-    """Of one start of one query."""
-
     def run(self, frame: DataFrame, sink: TwoPhaseSink, assign: Assign, rule: int | None) -> list[Answer]:
         """Run the tasks that write `frame` into `sink`, once, and give what each reported. `assign` is called when all
         else is ready. `rule` is the one by which the rows are to be summed; None: the one that they call for."""

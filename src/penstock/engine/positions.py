@@ -56,8 +56,6 @@ class RunningEpoch(Protocol):
 
 
 class Positions:
-    """Of one start of one query."""
-
     def __init__(self, query: str, ledger: Ledger, log: SparkLog, running: RunningEpoch | None) -> None:
         self._query, self._ledger, self._log, self._running = query, ledger, log, running
         self._followed = -1  # the epoch whose end the next one starts at, as seen in this run

@@ -263,6 +263,17 @@ class Preparation:
             return protocol.Failed(watchdog.expired or error)
         return protocol.Prepared(committables, watermark, outputs.strays, parallelism)
 
+    def confirm(self, attempt: Attempt) -> protocol.Prepared | protocol.Failed:
+        """For an epoch without tasks: see that its inputs are still those that its positions belong to."""
+        failpoint("epoch.opened")
+        try:
+            if self._inputs is not None:
+                self._inputs.begin(attempt.barrier)
+                self._inputs.confirm(attempt.epoch, attempt.barrier)
+        except Exception as error:
+            return protocol.Failed(error)
+        return protocol.Prepared((), int(attempt.barrier.metadata["batchWatermarkMs"]))
+
     def _job_group(self, frame: DataFrame) -> str | None:
         """Spark names the jobs of a query's batches after its run, and `foreachBatch` runs under that name: it is the
         same in every epoch of a start."""

@@ -17,6 +17,7 @@ from penstock.deadline import Deadline
 from penstock.engine import streaming
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.inflight import InFlight
+from penstock.engine.lane_set import end_lanes
 from penstock.engine.observer import Observer
 from penstock.engine.positions import Inputs
 from penstock.engine.steering import cut_final, final_epoch, is_due, not_held, refuse_drained
@@ -33,7 +34,7 @@ from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -142,10 +143,19 @@ class QueryRunner:
     def busy(self) -> bool:
         return self._coordinator is not None and self._coordinator.gate.busy
 
+    def hurry(self) -> None:
+        """Complete an epoch soon, where that takes more than rows to read. Returns at once."""
+
+    @property
+    def lanes(self) -> Mapping[str, Mapping[str, float]]:
+        """Of a real-time query, by lane: rows a second, and how long its newest commit took."""
+        return {}
+
     @contextmanager
-    def hold(self, patience: Deadline) -> Iterator[HeldQuery]:
+    def hold(self, patience: Deadline, *, final: bool = False) -> Iterator[HeldQuery]:
         """Pause the query after a complete epoch that Spark has logged, all its rows delivered; it begins no other
-        meanwhile. Raises `SavepointError` where it cannot be held."""
+        meanwhile. `final`: no row may become visible before `shut`, or before this ends. Raises `SavepointError` where
+        it cannot be held."""
         if self.done:
             yield self.at_end()
             return
@@ -277,7 +287,7 @@ class QueryRunner:
         storage = storage_at(self.checkpoint, self._spark)
         inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
         common = (self._spark, storage_at(self.folder, self._spark), self._checkpoints, self._events)
-        observer = Observer(plan.uid, plan.positions, *common, lambda: self._query)
+        observer = Observer(plan.uid, plan.positions, *common, self._reporting)
         self._coordinator = coordinator = self._new_coordinator(plan, inputs, observer)
         try:
             require_same_backend(self._spark, self.checkpoint, plan.uid)
@@ -287,6 +297,7 @@ class QueryRunner:
             self._resume = resume
             if not self._checkpoints.logged:
                 coordinator.drain(self._stopping.is_set)  # first deliver what an earlier run left in the in-flight log
+            self._recovered(coordinator, resume)
             if self._draining:
                 self._run_final(coordinator, resume, inputs)
             elif not self._stopping.is_set():
@@ -302,12 +313,21 @@ class QueryRunner:
             observer.close()
             self._query = None
 
+    def _reporting(self) -> StreamingQuery | None:
+        """The query whose reports are of these epochs."""
+        return self._query
+
+    def _recovered(self, coordinator: Coordinator, resume: Resume) -> None:
+        """Recovery is over, and what it left in the in-flight log is delivered."""
+
     def _watch(self, coordinator: Coordinator, inputs: Inputs) -> None:
         if self._stopping.is_set():
             return
         # Recovery took time to commit and sweep; Spark's query would write into the log of a run that is newer by now.
         coordinator.refuse_superseded()
         inputs.start(self._spark_log().newest_barrier())
+        run = (coordinator.generation, coordinator.refuse_superseded, coordinator.record)
+        end_lanes(self._job, self.plan, self._spark_log(), *run)
         interval = self._checkpoints.interval_seconds
         replay = None if self._resume is None else self._resume.replay
         query = streaming.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
@@ -323,16 +343,21 @@ class QueryRunner:
         if fault is not None:
             raise fault
         failure = coordinator.failure
-        if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
+        if failure is None and not self._wake.is_set():
+            self._refuse_ended(query)
+        if failure is not None and not isinstance(failure, JobStopped):
+            raise failure
+
+    def _refuse_ended(self, query: StreamingQuery) -> None:
+        """Raise why Spark has ended the query by itself, unless it has read all there is."""
+        if (exception := query.exception()) is not None:
             fault = fault_in(str(exception))  # an error of a source, from Spark's planner
             raise PreCommitFailed(
                 f"Spark ended query {self.plan.uid!r}: {short_text(fault or exception)}",
                 safe="no epoch was decided in the meantime; it resumes from its last complete epoch.",
                 to_do="see the cause above.",
             ) from (fault or exception)
-        if failure is not None and not isinstance(failure, JobStopped):
-            raise failure
-        if not self._wake.is_set() and not self.plan.ends_with_what_is_there and failure is None:
+        if not self.plan.ends_with_what_is_there:
             raise PreCommitFailed(
                 f"Spark ended query {self.plan.uid!r} without an error, though nothing asked it to.",
                 safe="its last complete epoch stays; no epoch was under way.",
@@ -358,15 +383,20 @@ class QueryRunner:
         if barrier is None:
             return
         self.barrier = barrier
+        self._publish(barrier)
         for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):
             if uid is not None and offset is not None:
-                self.plan.sources[uid].publish(self._job, uid, offset)
                 self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
         last = self._until is not None and epoch >= self._until
         if last:
             self.shut()  # before `_watch` stops Spark, which would read rows behind the drain and drop them as late
         if last or (self.plan.bounded and self.plan.finished_at(barrier)):
             self._wake.set()
+
+    def _publish(self, barrier: Barrier) -> None:
+        for uid, offset in zip(self.plan.positions, barrier.offsets, strict=False):
+            if uid is not None and offset is not None:
+                self.plan.sources[uid].publish(self._job, uid, offset)
 
     def _already_finished(self, next_epoch: int) -> bool:
         """Whether a bounded job was killed after its last commit."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors
@@ -20,6 +21,7 @@ from penstock.checkpoint.layout import FIRST, LEDGER, QUERIES, QUERY_VERSION, qu
 from penstock.checkpoint.ledger import Ledger
 from penstock.engine import protocol, settlement
 from penstock.engine.driver import explain_stop
+from penstock.engine.lane_set import end_lanes
 from penstock.engine.settlement import JobLedgers, QueryLedger
 from penstock.progress import throttled
 from penstock.savepoints import savepoint
@@ -134,13 +136,32 @@ class LastRun:
             recovers = finish and query.uid in self._plans
             register = self._finish if recovers else settlement.fence
             self._generations[query.uid] = register(ledgers, query)
+            if query.uid in self._plans:
+                self._end_lanes(ledgers.job, query, finish=finish)
 
     def refuse_superseded(self) -> None:
         """Raise `Superseded` where a run has registered since: the copy lacks what it does."""
-        for uid, generation in self._generations.items():
-            newest = Ledger(self._folder.at(f"{uid}/{LEDGER}").storage).newest_generation()
-            if newest > generation:
-                raise explain_stop(protocol.Fenced(generation, newest), uid, self._folder.location)
+        for uid in self._generations:
+            self._refuse_newer(uid)
+
+    def _refuse_newer(self, uid: str) -> None:
+        generation = self._generations[uid]
+        newest = Ledger(self._folder.at(f"{uid}/{LEDGER}").storage).newest_generation()
+        if newest > generation:
+            raise explain_stop(protocol.Fenced(generation, newest), uid, self._folder.location)
+
+    def _end_lanes(self, job: str, query: QueryLedger, *, finish: bool) -> None:
+        """A real-time query decides in its sink: fence it there. `finish`: what became visible is in the copy."""
+        plan, generation, look = (
+            self._plans[query.uid],
+            self._generations[query.uid],
+            partial(self._refuse_newer, query.uid),
+        )
+        record = partial(settlement.record, job, query, generation) if finish else None
+        try:
+            end_lanes(job, plan, query.log, generation, look, record, keep=True)
+        except errors.MarksLost as error:  # a restore is what a person does about it
+            log.warning("rows that became visible after the newest checkpoint are written again: %s", error.happened)
 
     def _finish(self, ledgers: JobLedgers, query: QueryLedger) -> int:
         try:

@@ -20,6 +20,7 @@ from penstock.contracts.plan import QueryPlan, reading
 from penstock.deadline import Deadline
 from penstock.engine.global_checkpoint import GlobalCheckpoints
 from penstock.engine.query import QueryRunner
+from penstock.engine.real_time import RealTimeRunner
 from penstock.engine.restarts import ErrorClass, Restarts, classify
 from penstock.engine.restore_point import RestorePoint
 from penstock.engine.retention import JobFolder, retain_batches
@@ -88,7 +89,10 @@ class JobRun:
         common = (self.spark, self.checkpoints, self.events)
         looks = (folder.refuse_marked, restore_point.refuse_replaced)
         self.runners = [
-            QueryRunner(self.name, plan, *common, steering.wake.set, looks, history) for plan in self.plans.values()
+            (RealTimeRunner if plan.latency else QueryRunner)(
+                self.name, plan, *common, steering.wake.set, looks, history
+            )
+            for plan in self.plans.values()
         ]
         watcher = GlobalCheckpoints(self.runners, storage, self.checkpoints, self.events, history=history)
         steering.begin(self.runners, self.spark, self.events, watcher)

@@ -24,6 +24,7 @@ from penstock.checkpoint.inflight import Entry, drained_up_to, read_entry
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import finish as finish_log
 from penstock.checkpoint.log_repair import look, query_of, restore
+from penstock.checkpoint.open import history_of
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.config import Checkpoints
 from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink
@@ -76,7 +77,6 @@ class QueryLedger:
 
     @property
     def generation(self) -> int:
-        """The newest one."""
         return self.ledger.newest_generation()
 
     @property
@@ -121,7 +121,6 @@ class QueryLedger:
         )
 
     def waiting(self, sink: str) -> list[Entry]:
-        """The epochs that wait in the in-flight log of a sink."""
         query = query_of(self.ledger, self.log)
         if self._inflight is None or query is None:
             return []
@@ -137,10 +136,16 @@ class QueryLedger:
         if below is None or storage is None:
             return None
         return InFlight(
-            job=job, query=self.uid, sinks=sinks, location=storage.location, storage=storage, ledger=self.ledger,
+            job=job,
+            query=self.uid,
+            sinks=sinks,
+            location=storage.location,
+            storage=storage,
+            ledger=self.ledger,
             ledger_of=lambda where: Ledger(below(where.removeprefix(storage.location))),
-            events=Events(), checkpoints=Checkpoints(),
-        )  # fmt: skip
+            events=Events(),
+            checkpoints=Checkpoints(),
+        )
 
     def scopes(self, job: str, sink: str) -> Iterator[SinkScope]:
         """The names under which a sink may have opened something: the query's, and its drainer's."""
@@ -297,6 +302,34 @@ def fence(ledgers: JobLedgers, query: QueryLedger) -> int:
     return Settlement(ledgers, query, {}, command=None).fence()
 
 
+def record(job: str, query: QueryLedger, generation: int, epoch: int, text: str) -> None:
+    """Run an epoch that has no rows, as the run of `generation`: `text` is its `offsets/N`."""
+    log = query.log
+    barrier = log.parse_barrier(epoch, text.encode())
+    watermark = int(barrier.metadata["batchWatermarkMs"])
+    run = LedgerRun(
+        job=job, query=query.uid, sinks={}, ledger=query.ledger, events=Events(), where=log.location,
+        query_id=log.query_id,
+    )  # fmt: skip
+    run.generation = generation
+
+    def perform(action: Any) -> Any:
+        match action:
+            case protocol.PreCommit():
+                return protocol.Prepared((), watermark)
+            case protocol.Decide(decision):
+                history = history_of(log)
+                query.ledger.decide(
+                    decision, query=log.query_id(), barrier=barrier.digest, offsets=text, history=history
+                )
+        return {}
+
+    log.write_again(layout.offsets(epoch), text)
+    with closing(run.committers):
+        run.drive(protocol.run_epoch(generation, epoch), perform)
+    finish_log(query.ledger, log, epoch, watermark)
+
+
 def abort(
     ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[Leftover], others: Collection[Committable]
 ) -> None:
@@ -353,9 +386,14 @@ class Settlement:
         self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None = "transactions"
     ) -> None:
         self._run = LedgerRun(
-            job=ledgers.job, query=query.uid, sinks={uid: sinks[uid] for uid in query.sinks if uid in sinks},
-            ledger=query.ledger, events=Events(), where=query.log.location, query_id=query.log.query_id,
-        )  # fmt: skip
+            job=ledgers.job,
+            query=query.uid,
+            sinks={uid: sinks[uid] for uid in query.sinks if uid in sinks},
+            ledger=query.ledger,
+            events=Events(),
+            where=query.log.location,
+            query_id=query.log.query_id,
+        )
         self._of, self._before, self._command = query, query.facts, command
         self._decision: Decision | None = None
         self._outcomes: dict[WriterId, Outcome] = {}
@@ -464,11 +502,12 @@ class Settlement:
                 self._run.claim(claim)
                 failpoint("recover.claimed")
             case protocol.RestoreLog(epoch, decided):
-                return restore(self._of.ledger, self._of.log, epoch, decided) is not None
+                fence = self._run.refuse_superseded
+                return restore(self._of.ledger, self._of.log, epoch, decided, fence=fence) is not None
             case protocol.Commit(decision):
                 return self._commit(decision)
             case protocol.FinishLog(epoch, watermark):
-                finished = finish_log(self._of.ledger, self._of.log, epoch, watermark)
+                finished = finish_log(self._of.ledger, self._of.log, epoch, watermark, self._run.refuse_superseded)
                 failpoint("recover.finished")
                 return finished
             case protocol.Sweep(keep) if not self._committing:

@@ -121,7 +121,7 @@ class Steering:
                     self._final = (where, wanted, final, progress)
                 self.stop()
                 return final.result()
-            with self._hold() as held_queries:
+            with self._hold(final=True) as held_queries:
                 taken = self._taker(lambda: nullcontext(held_queries)).take(where, wanted, progress=progress)
                 for runner in self._runners:
                     runner.shut()
@@ -133,6 +133,8 @@ class Steering:
             raise self._refusal()
         before = {runner.plan.uid: _completed(runner) for runner in self._runners}
         known = self._globals.newest
+        for runner in self._runners:
+            runner.hurry()
         for runner in self._runners:
             self._wait_for_epoch(runner, before[runner.plan.uid])
         if not self._globals.wanted:
@@ -184,10 +186,13 @@ class Steering:
                 raise
 
     @contextmanager
-    def _hold(self) -> Iterator[Sequence[HeldQuery]]:
-        patience = Deadline(self._checkpoints.timeout_seconds)
+    def _hold(self, *, final: bool = False) -> Iterator[Sequence[HeldQuery]]:
+        """Downstream first: a real-time query goes on while it is held, and what another one has read of its rows must
+        be in its past."""
+        patience, order = Deadline(self._checkpoints.timeout_seconds), list(self._globals.order or ())
+        runners = sorted(self._runners, key=lambda runner: order.index(runner.plan.uid) if order else 0)
         with ExitStack() as held:
-            yield [held.enter_context(runner.hold(patience)) for runner in self._runners]
+            yield [held.enter_context(runner.hold(patience, final=final)) for runner in runners]
 
     def _taker(self, hold: Any) -> Taker:
         return Taker(self.name, self._spark, hold, mode=str(self._checkpoints.mode))

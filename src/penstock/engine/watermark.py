@@ -22,8 +22,6 @@ _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 class WatermarkTracker:
-    """One query run's watermarks."""
-
     _choose: Callable[[Iterable[int]], int]
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock import logs
-from penstock.config import Checkpoints, StateBackend
+from penstock.config import Checkpoints, StateBackend, seconds
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.operations import LogFormat
 from penstock.config.resolve import resolve
@@ -19,6 +19,7 @@ from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.plan import QueryPlan, source_links
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.engine.preparation import Epoch, EpochFunction, computed_once, write_as_it_is
+from penstock.engine.real_time import check_real_time
 from penstock.engine.run import JobRun
 from penstock.engine.steering import Steering
 from penstock.errors import ConfigurationError, DuplicateUid
@@ -168,10 +169,14 @@ class Job:
         uid: str,
         output_mode: str = "append",
         options: Mapping[str, str] | None = None,
+        latency: float | str | None = None,
     ) -> None:
-        """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own."""
+        """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own.
+
+        `latency`, such as `"20ms"`, runs it in real time: rows become visible about this often, each source partition
+        by itself. None: as the job's `Checkpoints(latency=…)` says; 0: in epochs."""
         sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
-        self._add(frame, {uid: sink}, uid, write_as_it_is(uid), output_mode, options, as_it_is=True)
+        self._add(frame, {uid: sink}, uid, write_as_it_is(uid), output_mode, options, as_it_is=True, latency=latency)
 
     def epoch(
         self,
@@ -228,10 +233,15 @@ class Job:
     def check(self) -> list[Finding]:
         """Ask the cluster, every source and every sink whether it works, writing nothing. Raises what cannot, returns
         what is unwise."""
+        findings = check_real_time(self._plans.values(), self.checkpoints, self.settings)
         self._session.check(self._sinks.values())
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
-        findings = [finding for uid, source in self._sources.items() for finding in source.check(context, uid)]
-        return findings + [finding for uid, sink in self._sinks.items() for finding in sink.check(context, uid)]
+        findings += [finding for uid, source in self._sources.items() for finding in source.check(context, uid)]
+        slices = replace(context, interval_seconds=0.0, timeout_seconds=0.0)  # what a transaction of a lane lasts
+        real_time = {uid for plan in self._plans.values() if plan.latency for uid in plan.sinks}
+        for uid, sink in self._sinks.items():
+            findings += sink.check(slices if uid in real_time else context, uid)
+        return findings
 
     def run(self, on_event: Listener | None = None) -> None:
         """Run until every bounded query is done, `stop` or `cancel` is called, SIGTERM or SIGINT comes, or the job
@@ -299,7 +309,9 @@ class Job:
         output_mode: str,
         options: Mapping[str, str] | None,
         as_it_is: bool = False,
+        latency: float | str | None = None,
     ) -> None:
+        often = self.checkpoints.latency_seconds if latency is None else seconds(latency, "latency")
         for name in {uid, *sinks}:
             check_name(name, "uid")
         for name in sinks:
@@ -313,12 +325,12 @@ class Job:
         positions = self._lineage.positions(frame)
         sources = {name: self._sources[name] for name in positions if name is not None}
         self._plans[uid] = QueryPlan(
-            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {}), as_it_is
+            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {}), as_it_is, often
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:
         sources, sinks = source_links(plan, self._plans.values()), (sink.link(uid) for uid, sink in plan.sinks.items())
-        return Chain((*sources, engine_link(self.checkpoints), *sinks))
+        return Chain((*sources, engine_link(self.checkpoints, plan.latency), *sinks))
 
 
 def _duplicate_uid(what: str, uid: str) -> DuplicateUid:

@@ -40,7 +40,6 @@ class JobSession:
                 jars=jars,
                 local_storage=local_path(self._checkpoints.storage) is not None,
                 file=self._settings.spark_file,
-                class_archive=self._settings.availability.class_archive,
             )
             if running is not None:
                 apply_over_running(running, self._settings)

@@ -107,7 +107,6 @@ class Connections:
         return answers
 
     def ask(self, question: Callable[[Any], _T], deadline: Deadline) -> _T:
-        """Call `question` with a connected kafka-python admin client."""
         with self._locks[0]:
             admin = self._admin(0, deadline.remaining())
         return question(admin)

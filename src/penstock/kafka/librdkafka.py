@@ -111,8 +111,6 @@ def watcher(lib: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ClientError:
-    """An error of librdkafka."""
-
     code: int
     text: str
     retriable: bool = False
@@ -151,20 +149,38 @@ class _Metadata(c.Structure):
 _DR_MSG_CB = c.CFUNCTYPE(None, c.c_void_p, c.POINTER(Message), c.c_void_p)
 _ERROR_CB = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p, c.c_void_p)
 _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-    "err2str": (_S, (_I,)), "conf_new": (_P, ()), "conf_destroy": (None, (_P,)),
-    "conf_set": (_I, (_P, _S, _S, _P, c.c_size_t)), "conf_set_dr_msg_cb": (None, (_P, _DR_MSG_CB)),
-    "conf_set_error_cb": (None, (_P, _ERROR_CB)), "conf_set_log_cb": (None, (_P, _P)),
+    "err2str": (_S, (_I,)),
+    "conf_new": (_P, ()),
+    "conf_destroy": (None, (_P,)),
+    "conf_set": (_I, (_P, _S, _S, _P, c.c_size_t)),
+    "conf_set_dr_msg_cb": (None, (_P, _DR_MSG_CB)),
+    "conf_set_error_cb": (None, (_P, _ERROR_CB)),
+    "conf_set_log_cb": (None, (_P, _P)),
     "conf_interceptor_add_on_new": (_I, (_P, _S, _ON_NEW, _P)),
     "interceptor_add_on_request_sent": (_I, (_P, _S, _ON_REQUEST, _P)),
-    "interceptor_add_on_response_received": (_I, (_P, _S, _ON_ANSWER, _P)), "new": (_P, (_I, _P, _P, c.c_size_t)),
-    "destroy": (None, (_P,)), "poll": (_I, (_P, _I)), "flush": (_I, (_P, _I)), "purge": (_I, (_P, _I)),
-    "fatal_error": (_I, (_P, _P, c.c_size_t)), "topic_new": (_P, (_P, _S, _P)), "topic_destroy": (None, (_P,)),
-    "topic_name": (_S, (_P,)), "metadata": (_I, (_P, _I, _P, c.POINTER(c.POINTER(_Metadata)), _I)),
-    "metadata_destroy": (None, (c.POINTER(_Metadata),)), "produce_batch": (_I, (_P, c.c_int32, _I, _P, _I)),
-    "produceva": (_P, (_P, _P, c.c_size_t)), "init_transactions": (_P, (_P, _I)), "begin_transaction": (_P, (_P,)),
-    "commit_transaction": (_P, (_P, _I)), "abort_transaction": (_P, (_P, _I)), "error_code": (_I, (_P,)),
-    "error_string": (_S, (_P,)), "error_is_retriable": (_I, (_P,)), "error_destroy": (None, (_P,)),
-}  # fmt: skip
+    "interceptor_add_on_response_received": (_I, (_P, _S, _ON_ANSWER, _P)),
+    "new": (_P, (_I, _P, _P, c.c_size_t)),
+    "destroy": (None, (_P,)),
+    "poll": (_I, (_P, _I)),
+    "flush": (_I, (_P, _I)),
+    "purge": (_I, (_P, _I)),
+    "fatal_error": (_I, (_P, _P, c.c_size_t)),
+    "topic_new": (_P, (_P, _S, _P)),
+    "topic_destroy": (None, (_P,)),
+    "topic_name": (_S, (_P,)),
+    "metadata": (_I, (_P, _I, _P, c.POINTER(c.POINTER(_Metadata)), _I)),
+    "metadata_destroy": (None, (c.POINTER(_Metadata),)),
+    "produce_batch": (_I, (_P, c.c_int32, _I, _P, _I)),
+    "produceva": (_P, (_P, _P, c.c_size_t)),
+    "init_transactions": (_P, (_P, _I)),
+    "begin_transaction": (_P, (_P,)),
+    "commit_transaction": (_P, (_P, _I)),
+    "abort_transaction": (_P, (_P, _I)),
+    "error_code": (_I, (_P,)),
+    "error_string": (_S, (_P,)),
+    "error_is_retriable": (_I, (_P,)),
+    "error_destroy": (None, (_P,)),
+}
 
 
 @functools.cache

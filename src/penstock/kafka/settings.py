@@ -113,7 +113,6 @@ def normalise(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def split_options(options: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
-    """The options for Spark's reader, and those for the client without their `kafka.`."""
     spark: dict[str, str] = {}
     client: dict[str, str] = {}
     known = {name.lower(): name for name in SPARK_OPTIONS}

@@ -15,6 +15,7 @@ from penstock.errors import (
     AccessDenied,
     ConfigurationError,
     PenstockError,
+    RealTimeRefused,
     SystemUnavailable,
     TopicMissing,
     TopicRecreated,
@@ -40,6 +41,15 @@ TUNED: Mapping[str, str] = {
     "receive.buffer.bytes": str(1 << 20),
     "fetch.max.wait.ms": "5",
 }
+
+#: A real-time query reads rows as they come. To wait a moment for that many bytes halves its CPU time.
+REAL_TIME: Mapping[str, str] = {**TUNED, "fetch.min.bytes": str(64 << 10), "fetch.max.wait.ms": "8"}
+
+#: Real-time mode reads every partition in one task without end, from positions of ours.
+_NOT_IN_REAL_TIME = (
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxRecordsPerPartition",
+    "startingTimestamp", "startingOffsetsByTimestamp",
+)  # fmt: skip
 
 _COMMITTED = "read_committed"
 _PATIENCE = 10.0  # seconds for an answer that a query waits for
@@ -104,7 +114,7 @@ class KafkaSource(Source):
                 to_do="give topics or a pattern, servers, and starting as earliest, latest or positions in JSON.",
             )
 
-    def reader_options(self, uid: str) -> dict[str, str]:
+    def reader_options(self, uid: str, tuning: Mapping[str, str] = TUNED) -> dict[str, str]:
         """What Spark's reader is given: ours first, so that the user's win."""
         group = self.group or f"penstock-{uid}"
         options = {"startingOffsets": self.starting, "failOnDataLoss": "true", "groupIdPrefix": group}
@@ -114,11 +124,28 @@ class KafkaSource(Source):
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_epoch)
         client = {
             "isolation.level": _COMMITTED,
-            **(TUNED if self.tuned else {}),
+            **(tuning if self.tuned else {}),
             **for_java(self._client_options),
             "bootstrap.servers": self.servers,
         }
         return {**options, **{f"kafka.{name}": value for name, value in client.items()}, **self._spark_options}
+
+    def real_time_options(self, uid: str) -> dict[str, str]:
+        options = self.reader_options(uid, REAL_TIME)
+        if refused := [name for name in _NOT_IN_REAL_TIME if name in options]:
+            shown = "max_offsets_per_epoch" if self.max_offsets_per_epoch is not None else refused[0]
+            raise RealTimeRefused(
+                f"Source {uid!r} has {shown}, and a real-time query reads each partition in one task without end.",
+                to_do=f"remove {shown}; or leave latency out: the micro-batch mode takes it.",
+            )
+        return options
+
+    def begin_positions(self) -> dict[str, dict[int, int]]:
+        return begin_offsets(self._admin(), self.servers, self.topics, self.pattern, self._begins)
+
+    @property
+    def _begins(self) -> str:
+        return self._spark_options.get("startingOffsets", self.starting)
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
@@ -328,3 +355,37 @@ def end_offsets(client: AdminClient, read: Mapping[str, Mapping[str, Any]], dead
         with contextlib.suppress(KafkaException, TimeoutError):
             ends[f"{place.topic}-{place.partition}"] = int(future.result(timeout=patience).offset)
     return ends
+
+
+def begin_offsets(
+    client: AdminClient, servers: str, topics: Sequence[str], pattern: str | None, starting: str
+) -> dict[str, dict[int, int]]:
+    """`starting`, as numbers, for every partition of these topics, or of those that match `pattern`. Positions in JSON
+    may lack partitions: those begin at their earliest row."""
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    fixed = json.loads(starting) if starting.lstrip().startswith("{") else {}
+    ends: Any = {-1: OffsetSpec.latest(), -2: OffsetSpec.earliest()}  # type: ignore[no-untyped-call]
+    usual = -1 if starting == "latest" else -2
+    try:
+        listed = client.list_topics(timeout=_PATIENCE).topics
+        names = topics if pattern is None else sorted(name for name in listed if re.fullmatch(pattern, name))
+        if missing := [name for name in names if name not in listed]:
+            happened = f"There is no topic {missing[0]!r} at {servers}."
+            raise TopicMissing(happened, to_do="create the topic, or correct its name.")
+        found = {
+            TopicPartition(name, number): int(fixed.get(name, {}).get(str(number), usual))
+            for name in names
+            for number in listed[name].partitions
+        }
+        asked = {place: ends[offset] for place, offset in found.items() if offset < 0}
+        committed = IsolationLevel.READ_COMMITTED
+        answers = client.list_offsets(asked, isolation_level=committed, request_timeout=_PATIENCE) if asked else {}
+        found.update({place: int(future.result(_PATIENCE).offset) for place, future in answers.items()})
+    except KafkaException as error:
+        raise translate_error(error.args[0], (), servers) from error
+    begins: dict[str, dict[int, int]] = {name: {} for name in names}
+    for place, offset in sorted(found.items(), key=lambda item: (item[0].topic, item[0].partition)):
+        begins[place.topic][place.partition] = offset
+    return begins

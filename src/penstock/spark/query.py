@@ -98,8 +98,8 @@ class Lineage:
         self._kept: list[Any] = []  # JVM objects that must live as long as their identity is remembered
 
     def remember(self, uid: str, frame: DataFrame) -> None:
-        for stream in _streams(frame):
-            self._uids[_columns(stream)] = uid
+        for stream in streams_of(frame):
+            self._uids[columns_of(stream)] = uid
             self._origins[_identity(frame, stream)] = uid
             self._kept.append(stream)
 
@@ -107,19 +107,20 @@ class Lineage:
         """The uid behind each position of a barrier; None for a stream that was not read through the job. A source
         that a plan uses twice has two positions: for a join with itself Spark even makes a second stream of it."""
         uids, origins = self._uids, self._origins
-        return [uids.get(_columns(stream)) or origins.get(_identity(frame, stream)) for stream in _streams(frame)]
+        return [uids.get(columns_of(stream)) or origins.get(_identity(frame, stream)) for stream in streams_of(frame)]
 
 
-def _streams(frame: DataFrame) -> Iterator[Any]:
-    """The streaming leaves of the analysed plan, from left to right."""
+def streams_of(frame: DataFrame) -> Iterator[Any]:
+    """The streams at the leaves of the analysed plan, from left to right. SQL's `WITH` refers to them by leaves."""
     leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
     for index in range(leaves.size()):
         leaf = leaves.apply(index)
-        if leaf.isStreaming():
+        if leaf.isStreaming() and leaf.getClass().getSimpleName() != "CTERelationRef":
             yield leaf
 
 
-def _columns(stream: Any) -> frozenset[int]:
+def columns_of(stream: Any) -> frozenset[int]:
+    """The ids of a stream's columns, by which it is known wherever a plan uses it once."""
     output = stream.output()
     return frozenset(output.apply(column).exprId().id() for column in range(output.size()))
 

@@ -85,11 +85,10 @@ def session(
     jars: Iterable[str],
     local_storage: bool,
     file: Mapping[str, str] | None = None,
-    class_archive: bool = False,
 ) -> SparkSession:
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
-    gives way to spark-submit, and wins over defaults. `class_archive`: see `ClassArchive`."""
+    gives way to spark-submit, and wins over defaults."""
     asked = {**(file or {}), **conf}
     refuse_connect(remote=asked.get("spark.remote"))
     from pyspark.sql import SparkSession
@@ -103,7 +102,7 @@ def session(
         require_known(asked.get("spark.master", "local"))
         os.environ["JAVA_HOME"] = str(find_java().home)
         sets = sets_to_bring(jars)
-        existing = _existing_settings(asked, archive=class_archive, jars=() if brings_jars(asked) else sets)
+        existing = _existing_settings(asked, jars=() if brings_jars(asked) else sets)
         wanted = {**_uncontested(file or {}, existing), **conf}
         if not existing.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = "local[*]"
@@ -135,7 +134,7 @@ def running_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
-def _existing_settings(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) -> SparkConf:
+def _existing_settings(conf: Mapping[str, str], *, jars: Sequence[str] = ()) -> SparkConf:
     """The settings that are there already, from the user, spark-submit or spark-defaults. Only the JVM knows them all,
     so it is started here, with the user's settings: some, such as its memory, count only then. `jars`: sets for its
     class path."""
@@ -145,7 +144,7 @@ def _existing_settings(conf: Mapping[str, str], *, archive: bool, jars: Sequence
     # Started from here, Spark takes itself for a shell and would turn its progress bar on.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
     paths = [str(path) for name in jars for path in jar_set(name)] if SparkContext._gateway is None else []
-    classes = _class_archive(conf, jars) if archive and SparkContext._gateway is None else None
+    classes = class_archive(conf, jars) if SparkContext._gateway is None else None
     try:
         _start_java(wanted, paths, classes)
     except PySparkRuntimeError:
@@ -153,8 +152,6 @@ def _existing_settings(conf: Mapping[str, str], *, archive: bool, jars: Sequence
             raise
         classes.distrust()
         _start_java(wanted, paths, None)
-    if classes is not None:
-        classes.make_later()
     return SparkConf()
 
 
@@ -165,7 +162,7 @@ def _start_java(conf: Mapping[str, str], jars: Sequence[str], classes: ClassArch
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
 
 
-def _class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive | None:
+def class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive | None:
     """None where classes may come from a folder: Java makes no archive of such a class path."""
     folder = conf_folder()
     if _GATEWAY_PORT in os.environ or (folder.is_dir() and any(folder.iterdir())):
@@ -355,6 +352,12 @@ def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
     """Add the jars to a running session that lacks them: under spark-submit, and where a job adds a source later."""
     if KAFKA_JARS in sets and not _loads(spark._jvm, _KAFKA_CLASS):
         _add(spark, jar_set(KAFKA_JARS))
+
+
+def ensure_files(spark: SparkSession, jars: Iterable[Path]) -> None:
+    """Add these jars to a running session that lacks them."""
+    there = str(spark.sparkContext._jsc.sc().listJars().mkString(","))
+    _add(spark, [jar for jar in jars if jar.name not in there])
 
 
 def _is_brought(jars: str, named: str) -> bool:

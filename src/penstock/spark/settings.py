@@ -82,7 +82,6 @@ def apply_over_running(spark: SparkSession, settings: Settings) -> None:
 
 
 def warn_overridden(key: str, value: str, now: str) -> None:
-    """Log that a setting of spark-submit wins over the file's."""
     file, submit = describe_setting(key, value, "the configuration file"), describe_setting(key, now, "spark-submit")
     _warn_once(f"{file} gives way to {submit}.")
 

@@ -66,12 +66,16 @@ class SparkStatus:
         return body
 
     def attempts(self, stage: int) -> list[dict[str, Any]]:
-        """The attempts at one stage, oldest first."""
         body = self._json(self._store.stageData(stage, False, self._no_statuses, False, self._no_quantiles))
         return sorted(body, key=lambda attempt: int(attempt["attemptId"]))
 
     def tasks(self, stage: int, attempt: int) -> list[dict[str, Any]]:
         body: list[dict[str, Any]] = self._json(self._store.taskList(stage, attempt, _MOST_TASKS))
+        return body
+
+    def executors(self) -> list[dict[str, Any]]:
+        """The active ones. The driver is among them; it runs tasks with a local master only."""
+        body: list[dict[str, Any]] = self._json(self._store.executorList(True))
         return body
 
     def _json(self, thing: Any) -> Any:
@@ -164,7 +168,6 @@ def _jobs(status: SparkStatus, group: str, epoch: int) -> Iterator[dict[str, Any
 
 
 def _batch(job: Mapping[str, Any]) -> int | None:
-    """The epoch that Spark describes a job by."""
     batch = str(job.get("description") or "").rpartition("batch = ")[2]
     return int(batch) if batch.isdigit() else None
 

@@ -67,7 +67,6 @@ class Pack:
 
     @property
     def python(self) -> str:
-        """The executors' `PYSPARK_PYTHON`."""
         return f"./{self.path.name}"
 
     def settings(self, others: str = "") -> dict[str, str]:
@@ -245,7 +244,6 @@ def _is_key(path: Path) -> bool:
 
 
 def _beside(folder: Path, name: str) -> list[Path]:
-    """The files of the module `name` in `folder`."""
     if (folder / f"{name}.py").is_file():
         return [folder / f"{name}.py"]
     package = folder / name

@@ -100,7 +100,7 @@ def test_a_drain_that_fails_after_its_decision_is_finished(spark: TimedSpark) ->
     assert spark.log.closed_up_to(last) == END_OF_TIME
 
 
-def test_a_start_behind_a_drain_is_refused_and_a_copy_with_another_id_goes_on(spark: TimedSpark) -> None:
+def test_a_start_behind_a_drain_is_refused_and_a_restored_copy_goes_on(spark: TimedSpark) -> None:
     runner = SmallRunner(spark)
     with runner.running(20):
         pass
@@ -109,7 +109,7 @@ def test_a_start_behind_a_drain_is_refused_and_a_copy_with_another_id_goes_on(sp
         pass
     assert classify(refused.value) is ErrorClass.FATAL
     assert sorted(cast("MemorySink", spark.sink).visible) == list(range(20)), "nothing was read"
-    spark.write("metadata", '{"id":"restored"}')
+    spark.restore()
     with again(spark, 40):
         pass
     with again(spark, 50):
@@ -150,7 +150,7 @@ def test_a_second_drain_has_nothing_to_close(spark: TimedSpark) -> None:
     with runner.running(20):
         pass
     drain(runner)
-    spark.write("metadata", '{"id":"restored"}')
+    spark.restore()
     restored = SmallRunner(spark)
     with restored.running(30):
         pass

@@ -32,7 +32,7 @@ def writes(topic: str | None, servers: str = SERVERS) -> KafkaSink:
 
 
 def plan(uid: str, source: KafkaSource, sink: KafkaSink) -> QueryPlan:
-    return cast("QueryPlan", SimpleNamespace(uid=uid, sources={"in": source}, sinks={"out": sink}))
+    return cast("QueryPlan", SimpleNamespace(uid=uid, sources={"in": source}, sinks={"out": sink}, latency=0.0))
 
 
 def fed(*plans: QueryPlan) -> set[tuple[str, str]]:

@@ -15,7 +15,8 @@ from penstock.checkpoint import decision as decision_module
 from penstock.checkpoint.decision import CheckpointState, match_replay
 from penstock.engine import protocol as p
 from tests.support.exploration import explore
-from tests.support.protocol_world import EVERY_WRITER, Protocol, Scenario, Simulation, Violation
+from tests.support.protocol_world import EVERY_WRITER, Protocol, Scenario, Simulation
+from tests.support.walking import Violation
 
 Matched = tuple[dict[p.WriterId, p.Committable], set[p.WriterId]]
 

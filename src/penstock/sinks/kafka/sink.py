@@ -6,9 +6,12 @@ Below the sink: the columns that it takes, and the checks of the cluster before 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from penstock.contracts.lanes import RealTimeSink
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, SchemaMismatch, TimeoutsContradict
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.sinks.kafka.committer import KafkaCommitter
+    from penstock.sinks.kafka.lanes import KafkaLanes
     from penstock.sinks.kafka.writer import KafkaWriter
 
 
@@ -43,7 +47,7 @@ _CREATE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, repr=False)
-class KafkaSink(TwoPhaseSink):
+class KafkaSink(TwoPhaseSink, RealTimeSink):
     """Exactly once into Kafka, for readers with `isolation.level=read_committed`.
 
     Takes the columns of Spark's own Kafka sink, `value` (string or binary) and optionally `key`, `topic`, `partition`,
@@ -164,6 +168,20 @@ class KafkaSink(TwoPhaseSink):
         timeout = settings.transaction_seconds(self.transaction_timeout)
         client = TransactionClient(connections, transaction_timeout=timeout)
         return KafkaCommitter(client, self._prefix(scope), scope.generation)
+
+    def open_lanes(self, scope: SinkScope, query: str) -> KafkaLanes:
+        from penstock.sinks.kafka.lanes import KafkaLanes
+
+        if self.create_topic and self.topic is not None:
+            with closing(self._connections()) as connections:
+                create_topic(connections, self.topic, self.partitions, self.replication)
+        return KafkaLanes(self, scope, self._prefix(scope), query)
+
+    def lane_jars(self) -> Sequence[Path]:
+        from penstock.supply.classes import compiled
+        from penstock.supply.versions import KAFKA_JARS
+
+        return [compiled("penstock.sinks.kafka", "LaneWriter", [KAFKA_JARS])]
 
     def _prefix(self, scope: SinkScope) -> str:
         """The beginning of this sink's transactional ids, which no other sink's ids share.

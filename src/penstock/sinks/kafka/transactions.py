@@ -24,12 +24,13 @@ from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, ka
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
     from penstock.deadline import Deadline
-    from penstock.kafka.connections import Connections
 
 _MOST_CACHED = 20_000
 _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 #: No answer; not a code of Kafka's.
 SILENT = -1000
+_LOG = "__transaction_state"
+_DEFAULT_PARTITIONS = 50
 _EARLIEST = -2
 _FETCH_BYTES = 32 * 1024 * 1024
 _COMMIT = 1  # the kind of an end marker
@@ -110,6 +111,7 @@ class TransactionClient:
         self._connections = connections
         self._timeout_ms = int(transaction_timeout * 1000)
         self._coordinators: dict[str, int] = {}
+        self._log_partitions = 0
 
     def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
         """The state of each id; without those that could not be asked in time."""
@@ -180,8 +182,39 @@ class TransactionClient:
         return answers
 
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]:
-        """Transactional ids that begin with `prefix` and have a transaction open. Asks all brokers; if one does not
-        answer and the cluster has given it up, asks all others again, because they have its transactions now."""
+        """Transactional ids that begin with `prefix` and have a transaction open.
+
+        A broker lists what it has loaded. Right after a coordinator is lost, no broker may list its transactions yet.
+        So a list counts only if every partition of the coordinators' log had the same owner before and after it, which
+        had loaded it."""
+        probes = _probes(prefix, self._partitions(deadline))
+        owners = self._owners(probes, deadline)
+        while True:
+            names = self._list(prefix, deadline)
+            before, owners = owners, self._owners(probes, deadline)
+            if owners == before:
+                return names
+
+    def _partitions(self, deadline: Deadline) -> int:
+        """Of the coordinators' log; Kafka's default where this user may not ask, or there is no log yet."""
+        if not self._log_partitions:
+            try:
+                self._log_partitions = len(self._connections.ask(lambda admin: _leaders(admin, _LOG), deadline))
+            except (PenstockError, kafka_python().errors.KafkaError):
+                return _DEFAULT_PARTITIONS
+        return self._log_partitions or _DEFAULT_PARTITIONS
+
+    def _owners(self, probes: Sequence[str], deadline: Deadline) -> dict[str, int]:
+        """The broker that coordinates each of these ids, and has answered for it: it has loaded that partition."""
+        self._forget(probes)
+        states = self.describe(probes, deadline)
+        if len(states) < len(probes):
+            raise errors.unreachable(self._connections.servers, "a coordinator has not loaded its log", REQUEST_SECONDS)
+        return {name: self._coordinators.get(name, SILENT) for name in probes}
+
+    def _list(self, prefix: str, deadline: Deadline) -> Sequence[str]:
+        """Ask all brokers; if one does not answer and the cluster has given it up, ask all others again, because they
+        have its transactions now."""
         pending: set[int] | None = None
         asked: set[int] = set()
         pattern: dict[str, str] = {}
@@ -278,6 +311,20 @@ class TransactionClient:
 def _raise_denied(code: int) -> None:
     if code in errors.DENIED:
         raise errors.denied(errors.DENIED[code], f"code {code}")
+
+
+def _probes(prefix: str, partitions: int) -> list[str]:
+    """An id for each partition of the coordinators' log, as Kafka assigns them: by Java's hash of the id."""
+    probes: dict[int, str] = {}
+    number = 0
+    while len(probes) < partitions:
+        name = f"{prefix}-probe-{number}"
+        value = 0
+        for unit in memoryview(name.encode("utf-16-le")).cast("H"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+        probes.setdefault(min(value, 2**32 - value) % 2**31 % partitions, name)  # Java's absolute value
+        number += 1
+    return list(probes.values())
 
 
 def _brokers(admin: Any) -> tuple[set[int], bool]:
