@@ -9,10 +9,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from penstock.dev.broker import Broker
-from tests.support.quick_jvm import VARIABLE as QUICK_JVM
-from tests.support.quick_jvm import begin as begin_quick_jvm
-from tests.support.quick_jvm import options as quick_jvm_options
+from tests.support import quick_jvm as quick
+from tests.support.servers.broker import Broker
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.security import SecureBroker, SecurityFiles, make_security
 
@@ -31,14 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(layer)
         for core in item.iter_markers("core"):
             item.user_properties.append(("core", core.args[0]))  # into the report that `make matrix` reads
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Where others run the tests and some need Spark, make ready what lets it start quickly."""
-    config = session.config
-    if config.getoption("numprocesses", None) and not all("unit" in one for one in config.args):
-        making = begin_quick_jvm()
-        config.add_cleanup(making.kill)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,7 +63,7 @@ def no_client_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def quick_jvm() -> Iterator[None]:
     """While this lasts, every Spark driver that is started starts in half the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(QUICK_JVM, quick_jvm_options())
+        patch.setenv(quick.VARIABLE, quick.PLAIN)
         yield
 
 

@@ -77,7 +77,6 @@ def state(pid: int) -> str:
 
 
 def parents() -> dict[int, int]:
-    """The parent of every process of the machine."""
     return {pid: int(fields[_PARENT]) for pid, fields in all_stat_fields().items()}
 
 
@@ -87,13 +86,6 @@ def command_line(pid: int) -> bytes | None:
         return (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return b"" if _has_proc() else None
-
-
-def has_running_thread(pid: int) -> bool:
-    """Whether any thread of the process is not stopped; False where the system does not tell."""
-    return any(
-        fields[_STATE] not in f"Tt{_ENDED}" for stat in _PROC.glob(f"{pid}/task/*/stat") if (fields := _read(stat))
-    )
 
 
 def all_running() -> list[int]:
@@ -170,5 +162,4 @@ def _mark_by_ps(pid: int) -> str | None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.dev.broker import Broker
 from penstock.testing.sink_contract import SinkContract
 from tests.support.kafka_harness import KafkaHarness
+from tests.support.servers.broker import Broker
 
 pytestmark = pytest.mark.long  # a broker of its own for each version
 

@@ -15,7 +15,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.server import free_port
+from penstock.dev.kafka import free_port
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.dev.broker import Broker
 from tests.support.fault_case import Case
+from tests.support.servers.broker import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

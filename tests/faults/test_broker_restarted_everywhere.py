@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.dev.broker import Broker
 from tests.support.failpoint_actions import DRIVER, WORKER, at, feed_until, mostly_long, started_anew, worker_failpoints
 from tests.support.fault_case import Case, Endless
 from tests.support.kafka import transactions
+from tests.support.servers.broker import Broker
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.dev.broker import Broker
 from tests.support.brokers import Blow, Roles
 from tests.support.failpoint_actions import DRIVER, WORKER, at, feed_until, started_anew, worker_failpoints
 from tests.support.fault_case import Case, Endless
+from tests.support.servers.broker import Broker
 from tests.support.servers.kafka_cluster import Cluster
 
 if TYPE_CHECKING:

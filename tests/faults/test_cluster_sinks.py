@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pymysql
 import pytest
 
-from penstock.dev.broker import Broker
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.jobs import wide
 from tests.support.jobs.wide import Wide
 from tests.support.kafka import Input, assert_nothing_open, create_topic, read_committed
 from tests.support.processes import JobProcess
+from tests.support.servers.broker import Broker
 from tests.support.servers.mariadb import MariaDb
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.redis import RedisServer

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from penstock import processes
-from penstock.dev.server import free_port
+from penstock.dev.kafka import free_port
 from penstock.naming import user_cache
 from penstock.spark.python_daemon import MODULE
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY

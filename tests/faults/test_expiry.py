@@ -18,7 +18,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
 
 #: Long enough for the first epoch of a cold process on a busy machine, short enough to wait for.
 SHORT: dict[str, Any] = {"transaction_timeout": "10s", "timeout": "9s"}

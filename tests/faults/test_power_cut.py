@@ -19,7 +19,6 @@ import pyarrow as pa
 import pytest
 
 from penstock.contracts.sink import TwoPhaseSink
-from penstock.dev.broker import Broker
 from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS, InjectedFault, hooked
 from penstock.savepoints.savepoint import HeldQuery, Kind, Taker, read, verify
@@ -29,6 +28,7 @@ from tests.support.failpoint_actions import LOGGED
 from tests.support.kafka_harness import KafkaHarness
 from tests.support.postgres import PostgresHarness
 from tests.support.power import Disk, PowerCut, fails
+from tests.support.servers.broker import Broker
 from tests.support.servers.postgres import Postgres
 from tests.support.small_spark import SmallSpark
 

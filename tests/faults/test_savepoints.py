@@ -28,7 +28,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
 
 Make = Callable[..., Case]
 

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.dev.broker import Broker
+    from tests.support.servers.broker import Broker
 
 SCRIPT = Path(chain.__file__)
 

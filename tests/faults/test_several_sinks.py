@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import failpoints
-from penstock.dev.broker import Broker
 from penstock.testing.oracle import Observation, compare, epoch_atomicity
 from tests.support.failpoint_actions import DRIVER
 from tests.support.jobs import split
 from tests.support.jobs.split import Split
 from tests.support.kafka import Input, Tail, assert_nothing_open, create_topic
 from tests.support.processes import JobProcess
+from tests.support.servers.broker import Broker
 from tests.support.servers.postgres import Postgres
 from tests.support.waiting import until
 

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.dev.broker import Broker
 from tests.support.jobs import shuffled
 from tests.support.kafka import read_committed
+from tests.support.servers.broker import Broker
 
 
 @pytest.mark.long

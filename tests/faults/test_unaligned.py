@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.dev.broker import Broker
 from tests.support.fault_case import Case, Running, running
+from tests.support.servers.broker import Broker
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.dev.broker import Broker
 from tests.support.failpoint_actions import DRIVER, WORKER, at, feed_until, mostly_long, started_anew, worker_failpoints
 from tests.support.fault_case import Case, Endless
 from tests.support.processes import kill_workers
+from tests.support.servers.broker import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -39,14 +38,6 @@ def test_a_process_is_described_as_it_is(sleeper: subprocess.Popen[bytes]) -> No
     assert processes.is_running(sleeper.pid, processes.mark(sleeper.pid))
 
 
-def test_a_stopped_process_has_no_running_thread(sleeper: subprocess.Popen[bytes]) -> None:
-    assert processes.has_running_thread(sleeper.pid)
-    sleeper.send_signal(signal.SIGSTOP)
-    until(lambda: not processes.has_running_thread(sleeper.pid), "it to stop", 20)
-    assert processes.mark(sleeper.pid) is not None, "it has not ended"
-    sleeper.send_signal(signal.SIGCONT)
-
-
 def test_a_session_is_ended_with_all_it_holds(sleeper: subprocess.Popen[bytes]) -> None:
     members = processes.session_members(sleeper.pid)
     assert sleeper.pid in members
@@ -75,7 +66,6 @@ def test_a_process_that_is_gone() -> None:
     assert processes.start_time(GONE) is None
     assert processes.state(GONE) == ""
     assert processes.command_line(GONE) == b""
-    assert not processes.has_running_thread(GONE)
 
 
 def test_without_proc_ps_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from penstock.cli.output import (
     Display,
     Output,
     ProgressDisplay,
-    TableOutput,
     number_text,
     short_duration_text,
     size_text,
@@ -359,7 +358,7 @@ def test_a_restore_is_followed_through_the_registry(monkeypatch: pytest.MonkeyPa
     screen, file = console(terminal=False)
     monkeypatch.setattr(outputs, "LINE_SECONDS", 0.0)
 
-    monkeypatch.setattr(TableOutput, "_console", lambda _, *, stderr: screen)
+    monkeypatch.setattr(Output, "_console", lambda _, *, stderr: screen)
     registry = Registry()
     with show_restore(Start(ID, "job.py", restores=True)):
         registry.put(Entry(ID, "payments", State.CREATED, progress=Step("copying", 1, 2, "files").to_dict()))

@@ -303,8 +303,6 @@ class JobTarget:
 
 def find_running(job: str, manager: str | None) -> JobTarget:
     """The running job of this name or id. Raises `JobNotFound` where there is none, or more than one."""
-    from penstock.ops.server.client import Client
-
     if manager is not None:
         client = client_at(manager)
         matches = [entry for entry in entries_elsewhere(manager, client) if _matches(job, entry)]
@@ -327,7 +325,14 @@ def find_running(job: str, manager: str | None) -> JobTarget:
             safe="no command was sent.",
             to_do=f"try again once it runs, or send SIGTERM to its process {process}, which ends it cleanly.",
         )
-    return JobTarget(entry.id, entry.name, Client(entry.address, entry.token, entry.certificate), local=True)
+    return JobTarget(entry.id, entry.name, client_of(entry), local=True)
+
+
+def client_of(entry: Entry) -> Client:
+    """Of a run of this machine that has an address."""
+    from penstock.ops.server.client import Client
+
+    return Client(str(entry.address), entry.token, entry.certificate)
 
 
 def client_at(manager: str) -> Client:

@@ -38,7 +38,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        Output.for_people().line(f"penstock {version('penstock')}")
+        Output().line(f"penstock {version('penstock')}")
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""The output of commands: a table for people or JSON for programs, behind one interface. Commands never print."""
+"""The output of commands: a table for people or JSON for programs, by one interface. Commands never print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -28,40 +27,71 @@ _WIDE = 240
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 
-class Output(ABC):
-    """Results go to stdout, errors to stderr, so a pipe only ever carries results."""
-
-    @staticmethod
-    def for_people() -> Output:
-        return TableOutput()
+class Output:
+    """Results go to stdout, errors to stderr, so a pipe only ever carries results. This one is for a terminal, and
+    readable in a log file."""
 
     @staticmethod
     def choose(as_json: bool) -> Output:
-        return JsonOutput() if as_json else TableOutput()
+        return JsonOutput() if as_json else Output()
 
-    @abstractmethod
     def record(self, title: str, fields: Mapping[str, Any]) -> None:
         """One thing and its properties."""
+        from rich.table import Table
+        from rich.text import Text
 
-    @abstractmethod
+        table = Table(title=Text(plain_text(title)), title_justify="left", show_header=False, box=None, pad_edge=False)
+        for key, value in fields.items():
+            if value not in (None, ""):
+                table.add_row(Text(_cell(key).replace("_", " "), style="bold"), Text(_cell(value)))
+        self._console().print(table)
+
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Many things with the same properties."""
+        from rich.table import Table
+        from rich.text import Text
 
-    @abstractmethod
+        table = Table(title=Text(plain_text(title)), title_justify="left", box=None, pad_edge=False)
+        for key in rows[0] if rows else ():
+            table.add_column(Text(_cell(key).replace("_", " ")))
+        for row in rows:
+            table.add_row(*(Text(_cell(value)) for value in row.values()))
+        self._console().print(table)
+
     def line(self, text: str) -> None:
         """A sentence for people; JSON leaves it out."""
+        self._console().print(plain_text(text), markup=False, highlight=False)
 
-    @abstractmethod
     def working(self, text: str) -> AbstractContextManager[object]:
         """While long work lasts, on a terminal: a spinner, on stderr."""
+        from rich.text import Text
 
-    @abstractmethod
+        console = self._console(stderr=True)
+        return console.status(Text(plain_text(text))) if console.is_terminal else nullcontext()
+
     def progress(self, text: str) -> AbstractContextManager[Display]:
         """During long work, on stderr: a bar on a terminal, elsewhere a line now and then. It takes each `Step`."""
+        return ProgressDisplay(text, self._console(stderr=True))
 
-    @abstractmethod
     def error(self, error: PenstockError) -> None:
         """What happened, what is safe, what to do."""
+        from rich.panel import Panel
+        from rich.text import Text
+
+        parts = [("What happened", error.happened), ("What is safe", error.safe), ("What to do", error.to_do)]
+        body = Text("\n\n").join(
+            Text.assemble((f"{label}\n", "bold"), plain_text(sentence)) for label, sentence in parts if sentence
+        )
+        panel = Panel(body, title=type(error).__name__, title_align="left", border_style="red")
+        self._console(stderr=True).print(panel)
+
+    def _console(self, *, stderr: bool = False) -> Console:
+        from rich.console import Console
+
+        console = Console(stderr=stderr, soft_wrap=not stderr)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _WIDE  # in a file or a pipe nothing may be cut off to fit a screen
+        return console
 
 
 class JsonOutput(Output):
@@ -87,62 +117,6 @@ class JsonOutput(Output):
 
     def _write(self, body: Any) -> None:
         sys.stdout.write(json.dumps(body, indent=2, default=str) + "\n")
-
-
-class TableOutput(Output):
-    """For a terminal, and readable in a log file."""
-
-    def record(self, title: str, fields: Mapping[str, Any]) -> None:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=Text(plain_text(title)), title_justify="left", show_header=False, box=None, pad_edge=False)
-        for key, value in fields.items():
-            if value not in (None, ""):
-                table.add_row(Text(_cell(key).replace("_", " "), style="bold"), Text(_cell(value)))
-        self._console().print(table)
-
-    def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=Text(plain_text(title)), title_justify="left", box=None, pad_edge=False)
-        for key in rows[0] if rows else ():
-            table.add_column(Text(_cell(key).replace("_", " ")))
-        for row in rows:
-            table.add_row(*(Text(_cell(value)) for value in row.values()))
-        self._console().print(table)
-
-    def line(self, text: str) -> None:
-        self._console().print(plain_text(text), markup=False, highlight=False)
-
-    def working(self, text: str) -> AbstractContextManager[object]:
-        from rich.text import Text
-
-        console = self._console(stderr=True)
-        return console.status(Text(plain_text(text))) if console.is_terminal else nullcontext()
-
-    def progress(self, text: str) -> AbstractContextManager[Display]:
-        return ProgressDisplay(text, self._console(stderr=True))
-
-    def error(self, error: PenstockError) -> None:
-        from rich.panel import Panel
-        from rich.text import Text
-
-        parts = [("What happened", error.happened), ("What is safe", error.safe), ("What to do", error.to_do)]
-        body = Text("\n\n").join(
-            Text.assemble((f"{label}\n", "bold"), plain_text(sentence)) for label, sentence in parts if sentence
-        )
-        panel = Panel(body, title=type(error).__name__, title_align="left", border_style="red")
-        self._console(stderr=True).print(panel)
-
-    def _console(self, *, stderr: bool = False) -> Console:
-        from rich.console import Console
-
-        console = Console(stderr=stderr, soft_wrap=not stderr)
-        if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = _WIDE  # in a file or a pipe nothing may be cut off to fit a screen
-        return console
 
 
 def _cell(value: Any) -> str:

@@ -27,7 +27,7 @@ def pack(
     """Pack Penstock and what a job imports into one file, for workers that have Python and none of it.
 
     Prints the line for spark-submit. `penstock run --master` does all of it by itself.
-    """  # fmt: skip
+    """
     from penstock import __version__
     from penstock.supply.pack import build
 

@@ -94,7 +94,7 @@ def show_restore(start: Start) -> Iterator[None]:
             if entry is None:
                 return display is None
             if (step := Step.of(entry.progress)) is not None:
-                display = display or shown.enter_context(Output.for_people().progress(f"Restoring {entry.name}"))
+                display = display or shown.enter_context(Output().progress(f"Restoring {entry.name}"))
                 display(step)
                 return True
             shown.close()
@@ -202,7 +202,7 @@ def _show(error: Exception) -> None:
     elif isinstance(error, PenstockError):
         from penstock.cli.output import Output
 
-        Output.for_people().error(error)
+        Output().error(error)
     elif sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, error.__traceback__)  # the program's own
     else:  # another library's traceback must stay whole

@@ -117,7 +117,7 @@ def run(
     """Run a job written in Python.
 
     The file runs as the main program. If it only defines one Job at module level and does not run it, it is run.
-    """  # fmt: skip
+    """
     from penstock.config.levels import from_options
     from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH
 
@@ -196,7 +196,7 @@ def _ship(
     if archive is not None:
         environment = pack.require_fitting(archive, __version__)
     else:
-        Output.for_people().line("Packing what executors need …")
+        Output().line("Packing what executors need …")
         environment = pack.build(__version__, None, script)
     os.environ.update(environment.environment())
     return environment.settings(settings.get(pack.FILES, ""))

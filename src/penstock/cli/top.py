@@ -1,26 +1,21 @@
-"""`penstock top`: the jobs of this machine and how each of them does, live in a terminal. A thread asks each job's own
-server, so that a late answer delays no key; an answer of another shape breaks nothing."""
+"""`penstock top`: the jobs of this machine and how each of them does, live in a terminal. Each job's own server is
+asked; an answer of another shape breaks nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
-import re
-import select
 import sys
-import termios
-import threading
-import tty
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.jobs import Manager, client_at, entries_elsewhere, find_entry, find_running, job_row
-from penstock.cli.output import Json, Output, TableOutput, number_text, short_duration_text, size_text, step_text
+from penstock.cli.jobs import Manager, client_at, client_of, entries_elsewhere, find_entry, find_running, job_row
+from penstock.cli.output import Json, Output, number_text, short_duration_text, size_text
 from penstock.errors import PenstockError
 from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, now_ms
@@ -29,7 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from penstock.ops.server.client import Client
 
 _EXCEPTIONS = 3
 _FACTS = (
@@ -42,41 +36,32 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "in flight": ("inflight_bytes", size_text),
 }  # fmt: skip
 _ERROR_HEADINGS = {"error": "Error", "happened": "What happened", "safe": "What is safe", "to_do": "What to do"}
-_KEY_SECONDS = 0.2  # the screen is drawn at least so often
-_KEY = re.compile(r"\x1b[\[O](?P<arrow>[A-D])|(?P<other>.)", re.DOTALL)
-_ARROWS = {"A": "up", "B": "down", "C": "down", "D": "up"}
 
 
 def top(
-    job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Begin with this one; also one that has ended.")
-    ] = None,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this one; also one that has ended.")] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print what there is to see, once, and leave.")] = False,
     manager: Manager = None,
     as_json: Json = False,
 ) -> None:
-    """Watch the jobs of this machine: their queries, epochs, phases, rates, lag and restarts.
+    """Watch the jobs of this machine: their queries, epochs, phases, rates, lag and restarts. Ctrl-C leaves.
 
-    Keys: arrows or a number choose a job, s takes a savepoint after asking, q leaves. Where standard output is not a
-    terminal, and with --json, what there is to see is printed once.
+    Where standard output is not a terminal, and with --json, what there is to see is printed once.
     """
     watched = Watched(manager)
     chosen = watched.find(job) if job is not None else None
     if not once and not as_json and sys.stdout.isatty():
         from rich.console import Console
 
-        with contextlib.suppress(KeyboardInterrupt), Keyboard.of(sys.stdin) as keys:
-            show(watched, View(chosen=chosen), interval, keys, Console())
+        with contextlib.suppress(KeyboardInterrupt):
+            show(watched, chosen, interval, Console())
         return
-    jobs = [facts for facts in watched.look(chosen) if chosen in (None, facts.entry.id)]
-    output = Output.choose(as_json)
+    jobs, output = watched.look(chosen), Output.choose(as_json)
     if as_json:
         output.record("Jobs", {"time": now_ms(), "jobs": [facts.to_dict() for facts in jobs]})
-        return
-    _render_jobs(output, "Jobs", jobs)
-    for facts in jobs:
-        _render_details(output, facts)
+    else:
+        render(output, "Jobs", jobs)
 
 
 @dataclass(frozen=True)
@@ -108,14 +93,11 @@ class Watched:
         self._seen[entry.id] = entry
         return entry.id
 
-    def look(self, chosen: str | None) -> list[JobFacts]:
-        """Every run, the newest first. Only the chosen one is asked; all of them, where it is None."""
+    def look(self, chosen: str | None = None) -> list[JobFacts]:
+        """Every run, the newest first; or the chosen one."""
         entries = self._registry.entries() if self._manager is None else entries_elsewhere(self._manager)
         self._seen = {entry.id: entry for entry in entries if not entry.state.ended or entry.id in self._seen}
-        return [
-            self.read(entry) if chosen in (None, entry.id) else JobFacts(entry, entry.restarts)
-            for entry in self._seen.values()
-        ]
+        return [self.read(entry) for entry in self._seen.values() if chosen in (None, entry.id)]
 
     def read(self, entry: Entry) -> JobFacts:
         """The run as it is now. One that has ended is not asked."""
@@ -124,7 +106,7 @@ class Watched:
             return JobFacts(entry, entry.restarts, note=note)
         path = f"/penstock/v1/runs/{entry.id}"
         try:
-            client = self.client(entry)
+            client = client_at(self._manager) if self._manager is not None else client_of(entry)
             overview, failures = client.ask("GET", path), client.ask("GET", f"{path}/exceptions")
             queries = [_query_facts(query) for query in overview["queries"]]
             newest = sorted(failures["exceptions"], key=lambda failure: failure["time"], reverse=True)[:_EXCEPTIONS]
@@ -133,14 +115,6 @@ class Watched:
             return JobFacts(entry, entry.restarts, note=plain_text(error.happened))
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             return JobFacts(entry, entry.restarts, note=f"Its server does not answer as a job does: {error!r}")
-
-    def client(self, entry: Entry) -> Client:
-        """For a run that has an address."""
-        from penstock.ops.server.client import Client
-
-        if self._manager is not None:
-            return client_at(self._manager)
-        return Client(str(entry.address), entry.token, entry.certificate)
 
 
 def _query_facts(query: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,13 +125,13 @@ def _query_facts(query: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _render_jobs(output: Output, title: str, jobs: list[JobFacts], chosen: JobFacts | None = None) -> None:
+def render(output: Output, title: str, jobs: list[JobFacts]) -> None:
     if not jobs:
         output.line("No job runs.")
         return
-    numbers = [{"": f"{number}{' ▶' if job is chosen else ''}"} for number, job in enumerate(jobs, 1)]
-    rows = [{**job_row(job.entry), "restarts": job.restarts} for job in jobs]
-    output.table(title, [number | row for number, row in zip(numbers, rows, strict=True)] if chosen else rows)
+    output.table(title, [{**job_row(job.entry), "restarts": job.restarts} for job in jobs])
+    for job in jobs:
+        _render_details(output, job)
 
 
 def _render_details(output: Output, job: JobFacts) -> None:
@@ -193,55 +167,7 @@ def _exception_row(failure: Mapping[str, Any]) -> dict[str, str]:
     return {"time": moment, "query": query, "error": error, "what happened": happened}
 
 
-# The screen
-
-
-@dataclass
-class View:
-    """What the screen shows. Keys change it, looks fill it, `draw` draws it."""
-
-    jobs: list[JobFacts] = field(default_factory=list)
-    chosen: str | None = None
-    question: str | None = None  # the id of the run whose savepoint awaits confirmation
-    message: str = ""
-
-    @property
-    def job(self) -> JobFacts | None:
-        return next((job for job in self.jobs if job.entry.id == self.chosen), None)
-
-    def fill(self, jobs: list[JobFacts]) -> None:
-        """After a look. The chosen run stays chosen, wherever it is in the list."""
-        self.jobs = jobs
-        if self.job is None:
-            self.chosen = jobs[0].entry.id if jobs else None
-
-    def press(self, key: str) -> str | None:
-        """What to do: `leave`, `look`, `savepoint` of the chosen run, or nothing."""
-        if self.question is not None:
-            agreed, self.question = key in "yY" and self.question == self.chosen, None
-            self.message = "" if agreed else "No savepoint was asked for."
-            return "savepoint" if agreed else None
-        if key in ("q", "Q"):
-            return "leave"
-        if key in ("s", "S") and self.job is not None:
-            entry = self.job.entry
-            if entry.state.ended or entry.address is None:
-                self.message = f"{entry.name} is {entry.state} and gives no savepoint."
-            else:
-                self.question = entry.id
-            return None
-        ids = [job.entry.id for job in self.jobs]
-        place = ids.index(self.chosen) if self.chosen in ids else 0
-        place += {"up": -1, "k": -1, "down": 1, "j": 1}.get(key, 0)
-        if key.isdecimal() and key.isascii():
-            place = int(key) - 1
-        if 0 <= place < len(ids) and ids[place] != self.chosen:
-            self.chosen, self.message = ids[place], ""
-            return "look"
-        return None
-
-
-class _Screen(TableOutput):
+class _Screen(Output):
     def __init__(self, console: Console) -> None:
         self._on = console
 
@@ -249,100 +175,27 @@ class _Screen(TableOutput):
         return self._on
 
 
-def draw(view: View, width: int) -> Text:
+def draw(jobs: list[JobFacts], width: int) -> Text:
     """The whole screen."""
     from rich.console import Console
     from rich.text import Text
 
-    file, job, message = io.StringIO(), view.job, view.message
+    file = io.StringIO()
     screen = _Screen(Console(file=file, width=width, force_terminal=True, color_system="standard"))
-    _render_jobs(screen, f"penstock top  {datetime.now().astimezone():%H:%M:%S}", view.jobs, job)
-    if job is not None:
-        screen.line("")
-        _render_details(screen, job)
-        message = f"Take a savepoint of {job.entry.name}? y / n" if view.question is not None else message
-    screen.line(f"\n{message}\n\n↑ ↓ or a number: choose   s: savepoint   q: leave")
+    render(screen, f"penstock top  {datetime.now().astimezone():%H:%M:%S}", jobs)
     return Text.from_ansi(file.getvalue())
 
 
-@dataclass(frozen=True)
-class Keyboard:
-    """Keys of a terminal, one by one and without an echo. Without a terminal there are none: only Ctrl-C leaves."""
-
-    handle: int | None
-
-    @classmethod
-    @contextlib.contextmanager
-    def of(cls, stream: Any) -> Iterator[Keyboard]:
-        if not stream.isatty():
-            yield cls(None)
-            return
-        handle = stream.fileno()
-        before = termios.tcgetattr(handle)
-        tty.setcbreak(handle)
-        try:
-            yield cls(handle)
-        finally:
-            with contextlib.suppress(termios.error):  # the terminal is gone
-                termios.tcsetattr(handle, termios.TCSADRAIN, before)
-
-    def read(self, seconds: float) -> list[str]:
-        """The keys that were pressed within so many seconds: characters, `up` or `down`."""
-        ready, _, _ = select.select([] if self.handle is None else [self.handle], [], [], seconds)
-        if not ready:
-            return []
-        text = "q"
-        with contextlib.suppress(OSError):  # the terminal is gone
-            text = os.read(ready[0], 64).decode("utf-8", "replace") or "q"
-        return [_ARROWS.get(match["arrow"]) or match["other"] for match in _KEY.finditer(text)]
-
-
-def show(watched: Watched, view: View, interval: float, keys: Keyboard, console: Console) -> None:
-    """Draw, read keys and do what they ask for, until one of them leaves."""
+def show(watched: Watched, chosen: str | None, interval: float, console: Console) -> None:
+    """Look and draw, until Ctrl-C."""
     from rich.live import Live
+    from rich.text import Text
 
-    wake, over = threading.Event(), threading.Event()
-    threading.Thread(target=_look, args=(watched, view, interval, wake, over), daemon=True).start()
-    try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(draw(view, console.width), refresh=True)
-                for key in keys.read(_KEY_SECONDS):
-                    action = view.press(key)
-                    if action == "leave":
-                        return
-                    if action == "savepoint" and view.job is not None:
-                        arguments = (watched, view, view.job.entry)
-                        threading.Thread(target=_take_savepoint, args=arguments, daemon=True).start()
-                    if action == "look":
-                        wake.set()
-    finally:
-        over.set()
-        wake.set()
-
-
-def _look(watched: Watched, view: View, interval: float, wake: threading.Event, over: threading.Event) -> None:
-    while not over.is_set():
-        wake.clear()
-        chosen = view.chosen
-        try:
-            view.fill(watched.look(chosen or ""))
-        except PenstockError as error:  # the server elsewhere is gone
-            view.message = error.happened
-        if chosen is not None or view.chosen is None:  # one that was chosen just now is asked at once
-            wake.wait(interval)
-
-
-def _take_savepoint(watched: Watched, view: View, entry: Entry) -> None:
-    """Runs in a thread; the view's message shows its progress and its result."""
-    label, path = f"Savepoint of {entry.name}", f"/jobs/{entry.id}/savepoints"
-
-    def report(step: Any) -> None:
-        view.message = f"{label}: {step_text(step)}"
-
-    view.message = f"{label} …"
-    try:
-        answer = watched.client(entry).perform(path, {"formatType": "NATIVE"}, path, progress=report)
-        view.message = f"{label}: {answer.get('location')}"
-    except PenstockError as error:
-        view.message = " ".join(part for part in (error.happened, error.safe, error.to_do) if part)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                screen = draw(watched.look(chosen), console.width)
+            except PenstockError as error:  # the server elsewhere is gone
+                screen = Text(plain_text(error.happened))
+            live.update(screen, refresh=True)
+            time.sleep(interval)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,14 +17,13 @@ from penstock.errors import PenstockError, TransactionRefused
 
 if TYPE_CHECKING:
     from penstock.engine.settlement import JobLedgers, Sinks, Unprovable
-    from penstock.ops.kafka_transactions import Cluster
-    from penstock.ops.transactions import Orphan, Report, RunCheck
+    from penstock.ops.transactions import Orphan, Report
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
 
 Places = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[STORAGE/JOB] [ID]...", help="The job's folder (not with --job or --prefix), and ids."),
+    typer.Argument(metavar="[STORAGE/JOB] [ID]...", help="The job's folder (not with --job), and ids."),
 ]
 Script = Annotated[
     Path | None,
@@ -39,7 +38,6 @@ Config = Annotated[
         "--command-config", metavar="FILE", exists=True, dir_okay=False, help="Kafka client settings: TLS, SASL."
     ),
 ]
-Prefix = Annotated[str | None, typer.Option("--prefix", metavar="JOB", help="Kafka ids, where the ledger is lost.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="The job's last run, on another machine, is dead.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Without a ledger that knows of them. May lose or double rows; see the docs.")
@@ -52,16 +50,17 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask again.")]
 
 @app.command("list")
 def list_open(
-    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
-    prefix: Prefix = None, as_json: Json = False,
-) -> None:  # fmt: skip
+    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None, as_json: Json = False
+) -> None:
     """Show every open transaction of a job, and what the ledger says of it."""
+    from penstock.ops.transactions import look, run_of
+
     output = Output.choose(as_json)
-    with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
-        report, run = target.look(), target.run()
+    with open_target(places, script, servers, config) as target, output.working("Asking …"):
+        report, run = look(target.ledgers, target.sinks), run_of(target.ledgers)
         chosen = target.named(report.orphans)
     if as_json:
-        job = {"job": prefix if target.ledgers is None else target.ledgers.job, "running": run.running}
+        job = {"job": target.ledgers.job, "running": run.running}
         unseen = [*report.unseen, *((query, sink, "it cannot say") for query, sink in report.silent)]
         not_asked = [{"query": query, "sink": sink, "why": why} for query, sink, why in unseen]
         transactions = [_facts(orphan) for orphan in chosen]
@@ -70,22 +69,22 @@ def list_open(
         return
     output.table("Transactions", [_row(orphan) for orphan in chosen]) if chosen else output.line("Nothing is open.")
     _report_unseen(output, report)
-    if target.ledgers is not None:
-        state_text = {True: "runs", False: "does not run", None: "may run"}[run.running]
-        output.line(f"Job {target.ledgers.job} {state_text}: {run.evidence}.")
+    state_text = {True: "runs", False: "does not run", None: "may run"}[run.running]
+    output.line(f"Job {target.ledgers.job} {state_text}: {run.evidence}.")
 
 
 @app.command("describe")
 def describe(
-    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
-    prefix: Prefix = None, as_json: Json = False,
-) -> None:  # fmt: skip
+    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None, as_json: Json = False
+) -> None:
     """Show all that is known of the transactions that are named."""
+    from penstock.ops.transactions import look
+
     output = Output.choose(as_json)
-    with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
+    with open_target(places, script, servers, config) as target, output.working("Asking …"):
         if not target.ids:
             raise typer.BadParameter("name a transaction; `penstock transactions list` shows them.")
-        chosen = target.named(target.look().orphans)
+        chosen = target.named(look(target.ledgers, target.sinks).orphans)
     if as_json:
         output.table("Transactions", [_facts(orphan) for orphan in chosen])
         return
@@ -99,9 +98,13 @@ def describe(
 
 @app.command("commit")
 def commit(
-    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
-    prefix: Prefix = None, take_over: TakeOver = False, force: Force = False, as_json: Json = False,
-) -> None:  # fmt: skip
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    take_over: TakeOver = False,
+    as_json: Json = False,
+) -> None:
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
     from penstock.engine import settlement
@@ -111,12 +114,9 @@ def commit(
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
     failed: PenstockError | None = None
-    with open_target(places, script, servers, config, prefix) as target, output.working("Committing …"):
-        if target.ledgers is None:
-            _end_by_force(output, target, commit=True, force=force)
-            return
-        transactions.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
-        chosen = target.named(target.look().orphans)
+    with open_target(places, script, servers, config) as target, output.working("Committing …"):
+        transactions.refuse_running(transactions.run_of(target.ledgers), target.ledgers.job, take_over=take_over)
+        chosen = target.named(transactions.look(target.ledgers, target.sinks).orphans)
         for orphan in chosen if target.ids else ():
             if orphan.decision is not DecisionState.DECIDED:
                 raise transactions.refusal_of(orphan.id, orphan.decision)
@@ -145,21 +145,23 @@ def commit(
 
 @app.command("abort")
 def abort(
-    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
-    prefix: Prefix = None, take_over: TakeOver = False, force: Force = False, as_json: Json = False,
-) -> None:  # fmt: skip
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    take_over: TakeOver = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
     from penstock.engine import settlement
     from penstock.ops import transactions
     from penstock.ops.transactions import DecisionState
 
     output = Output.choose(as_json)
-    with open_target(places, script, servers, config, prefix) as target, output.working("Aborting …"):
-        if target.ledgers is None:
-            _end_by_force(output, target, commit=False, force=force)
-            return
-        transactions.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
-        report = target.look()
+    with open_target(places, script, servers, config) as target, output.working("Aborting …"):
+        transactions.refuse_running(transactions.run_of(target.ledgers), target.ledgers.job, take_over=take_over)
+        report = transactions.look(target.ledgers, target.sinks)
         chosen = target.named(report.orphans)
         unknown = [orphan for orphan in chosen if force and target.ids and orphan.decision is DecisionState.UNKNOWN]
         for orphan in chosen if target.ids else ():
@@ -177,7 +179,7 @@ def abort(
             undecided = [orphan for orphan in report.of(query.uid) if orphan.decision is DecisionState.UNDECIDED]
             others = [orphan for orphan in undecided if orphan not in selected]
             transactions.abort(target.ledgers, query, target.sinks, selected, others)
-        after = target.look().orphans if queries or unknown else ()
+        after = transactions.look(target.ledgers, target.sinks).orphans if queries or unknown else ()
         still_open = {orphan.id for orphan in after if orphan.state == "open"}
     ended = [(orphan, "open" if orphan.id in still_open else "aborted") for orphan in (*chosen, *unknown)]
     rows = [
@@ -197,9 +199,15 @@ def abort(
 
 @app.command("resolve")
 def resolve(
-    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None,
-    take_over: TakeOver = False, verdict: ResolveAs = None, yes: Yes = False, as_json: Json = False,
-) -> None:  # fmt: skip
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    take_over: TakeOver = False,
+    verdict: ResolveAs = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
     """Record the outcome of decided transactions that the other system has forgotten, after checking what it holds.
     Only where nothing can be proven; a wrong record loses or duplicates their rows."""
     from penstock.checkpoint.decision import Outcome
@@ -224,10 +232,13 @@ def resolve(
             typer.confirm(question, abort=True, err=True)
         return outcomes[verdict]
 
-    with open_target(places, script, servers, config, None) as target:
-        assert target.ledgers is not None
-        transactions.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
-        chosen = [orphan for orphan in target.named(target.look().orphans) if orphan.decision == "decided"]
+    with open_target(places, script, servers, config) as target:
+        transactions.refuse_running(transactions.run_of(target.ledgers), target.ledgers.job, take_over=take_over)
+        chosen = [
+            orphan
+            for orphan in target.named(transactions.look(target.ledgers, target.sinks).orphans)
+            if orphan.decision == "decided"
+        ]
         queries = [query for query in target.ledgers.queries if query.uid in {orphan.query for orphan in chosen}]
         for query in queries:
             selected = [orphan for orphan in chosen if orphan.query == query.uid] if target.ids else []
@@ -242,19 +253,6 @@ def resolve(
         raise typer.Exit(1)
     else:
         output.line(f"Recorded as {verdict}. The next start of the job follows it.")
-
-
-def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, force: bool) -> None:
-    """End transactions of which no ledger is known: only those that are named, and only by force."""
-    from penstock.ops.transactions import DecisionState, refusal_of
-
-    assert target.cluster is not None
-    chosen = target.named(target.look().orphans) if target.ids else []
-    if not force or not chosen:
-        raise refusal_of(target.ids[0] if target.ids else f"what begins with {target.prefix!r}", DecisionState.UNKNOWN)
-    target.cluster.end(chosen, commit=commit)
-    done = "committed by force" if commit else "aborted by force"
-    output.table("Ended", [{"id": orphan.id, "outcome": done} for orphan in chosen])
 
 
 def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
@@ -303,28 +301,13 @@ def _row(orphan: Orphan) -> dict[str, Any]:
 # What a command works on
 
 
-@dataclass
+@dataclass(frozen=True)
 class TransactionsTarget:
-    """What a command works on: ledgers and sinks, or a cluster and a prefix alone."""
+    """What a command works on, and the ids that it names."""
 
     ids: Sequence[str]
-    ledgers: JobLedgers | None = None
-    sinks: Sinks = field(default_factory=dict)
-    cluster: Cluster | None = None
-    prefix: str = ""
-
-    def look(self) -> Report:
-        from penstock.ops.transactions import Report, look
-
-        if self.ledgers is not None:
-            return look(self.ledgers, self.sinks)
-        assert self.cluster is not None
-        return Report(tuple(self.cluster.open(self.prefix)))
-
-    def run(self) -> RunCheck:
-        from penstock.ops.transactions import RunCheck, run_of
-
-        return run_of(self.ledgers) if self.ledgers is not None else RunCheck(None, "there is no ledger to ask")
+    ledgers: JobLedgers
+    sinks: Sinks
 
     def named(self, orphans: Collection[Orphan]) -> list[Orphan]:
         """Those that the command names; all where it names none."""
@@ -341,36 +324,26 @@ class TransactionsTarget:
 
 @contextmanager
 def open_target(
-    places: Sequence[str] | None, script: Path | None, servers: str | None, config: Path | None, prefix: str | None
+    places: Sequence[str] | None, script: Path | None, servers: str | None, config: Path | None
 ) -> Iterator[TransactionsTarget]:
     """Open what the arguments name; connections are closed at the end of the block."""
     from penstock.engine.settlement import JobLedgers
-    from penstock.ops.kafka_transactions import Cluster, client_options
+    from penstock.ops.kafka_transactions import client_options, kafka_sinks
 
     arguments = list(places or ())
     if script is not None:
-        if servers or prefix or config:
-            raise typer.BadParameter("--job knows its sinks; --servers, --prefix and --command-config are for Kafka.")
+        if servers or config:
+            raise typer.BadParameter("--job knows its sinks; --servers and --command-config are for Kafka.")
         from penstock.cli.program import load_job
 
         job = load_job(script)
         location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
         yield TransactionsTarget(arguments, JobLedgers.at(location, job.spark), job._sinks)
         return
+    if not arguments:
+        raise typer.BadParameter("name a job's folder, STORAGE/JOB; or give --job.")
     named, options = client_options(config) if config is not None else (None, {})
-    servers = servers or named
-    if prefix is not None:
-        if servers is None:
-            raise typer.BadParameter("--prefix needs --servers.")
-    elif not arguments:
-        raise typer.BadParameter("name a job's folder, STORAGE/JOB; or give --job, or --servers with --prefix.")
-    cluster = Cluster(servers, options) if servers is not None else None
-    try:
-        if prefix is not None:
-            yield TransactionsTarget(arguments, cluster=cluster, prefix=prefix)
-        else:
-            ledgers = JobLedgers.at(arguments[0])
-            yield TransactionsTarget(arguments[1:], ledgers, cluster.sinks(ledgers) if cluster is not None else {})
-    finally:
-        if cluster is not None:
-            cluster.close()
+    servers, ledgers = servers or named, JobLedgers.at(arguments[0])
+    yield TransactionsTarget(
+        arguments[1:], ledgers, kafka_sinks(ledgers, servers, options) if servers is not None else {}
+    )

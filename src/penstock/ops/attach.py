@@ -122,7 +122,11 @@ def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
                 ends = source.end_positions(offset, deadline)
             except Exception as error:  # a system that does not answer shows no lag
                 log.debug("where source %s ends is not known: %r", uid, error)
-            sources[uid] = [_partition(name, at, ends.get(name)) for name, at in source.read_positions(offset).items()]
+            lanes = runner.lanes
+            sources[uid] = [
+                {**_partition(name, at, ends.get(name)), **lanes.get(name, {})}
+                for name, at in source.read_positions(offset).items()
+            ]
     return {"watermark": int(barrier.metadata.get("batchWatermarkMs") or 0) or None, "sources": sources}
 
 

@@ -1,74 +1,39 @@
-"""Kafka transactions without the job's file: found by the ledger's names, or by a prefix alone."""
+"""Kafka transactions without the job's file: found by the names that its ledger has."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine.settlement import JobLedgers, QueryLedger
-from penstock.errors import ConfigurationError, SystemUnavailable
+from penstock.errors import ConfigurationError
 from penstock.kafka.connections import Connections
 from penstock.kafka.settings import normalise
-from penstock.ops.transactions import LOOK_SECONDS, DecisionState, Orphan, orphan_of
-from penstock.sinks.kafka.committer import leftover
+from penstock.ops.transactions import LOOK_SECONDS
 from penstock.sinks.kafka.sink import KafkaSink
-from penstock.sinks.kafka.transactions import Ending, TransactionClient
+from penstock.sinks.kafka.transactions import TransactionClient
 
 _ID = re.compile(r"^(?P<name>.+)-g\d{6,}-[0-9a-f]{12}$")
-_TIMEOUT = 60.0  # of the empty transaction that a fence leaves behind, which is never written to
+_TIMEOUT = 60.0  # of a transaction; this client opens none
 
 
-class Cluster:
-    """Finds and ends Penstock's open transactions on one cluster."""
-
-    def __init__(self, servers: str, options: Mapping[str, str]) -> None:
-        self.servers, self.options = servers, dict(options)
-        self._client = TransactionClient(Connections(servers, normalise(options)), transaction_timeout=_TIMEOUT)
-
-    def open(self, prefix: str) -> list[Orphan]:
-        """Every open transaction whose id begins with `prefix` and has Penstock's form. No ledger is asked."""
-        deadline = Deadline(LOOK_SECONDS)
-        names = {name: match["name"] for name in self._client.list_open(prefix, deadline) if (match := _ID.match(name))}
-        return [
-            orphan_of("", _uid(names[name]), leftover(name, described), DecisionState.UNKNOWN)
-            for name, described in self._client.describe(names, deadline).items()
-            if described.open
-        ]
-
-    def sinks(self, ledgers: JobLedgers) -> dict[str, TwoPhaseSink]:
-        """A sink for each uid of the job that may be Kafka, with the id prefix that its ids show."""
-        sinks: dict[str, TwoPhaseSink] = {}
-        everywhere = list(self._client.list_open("", Deadline(LOOK_SECONDS)))
-        for query in ledgers.queries:
-            for uid in query.sinks:
-                known = _ids(query, uid)
-                if known is not None:
-                    prefix = _own_prefix(f"{ledgers.job}:{uid}", [*known, *everywhere])
-                    sinks[uid] = KafkaSink(servers=self.servers, transactional_id_prefix=prefix, options=self.options)
-        return sinks
-
-    def end(self, orphans: Collection[Orphan], *, commit: bool) -> None:
-        """Without asking a ledger: commit exactly these, or abort and fence them. Raises where one did not end so."""
-        deadline = Deadline(LOOK_SECONDS)
-        if commit:
-            by_name = {orphan.id: orphan.details for orphan in orphans}
-            endings = [Ending(name, known["producer_id"], known["producer_epoch"]) for name, known in by_name.items()]
-            answers = self._client.end(endings, True, deadline)
-            open_still = {name for name, answer in answers.items() if not answer.done}
-        else:
-            open_still = set(self._client.fence([orphan.id for orphan in orphans], deadline))
-        if open_still:
-            raise SystemUnavailable(
-                f"{len(open_still)} of {len(orphans)} transactions did not end as asked, among them {min(open_still)}.",
-                safe="the others did.",
-                to_do="list them again: those that are gone have ended meanwhile; repeat the command for the others.",
-            )
-
-    def close(self) -> None:
-        self._client.close()
+def kafka_sinks(ledgers: JobLedgers, servers: str, options: Mapping[str, str]) -> dict[str, TwoPhaseSink]:
+    """A sink for each uid of the job that may be Kafka, with the id prefix that its ids show."""
+    sinks: dict[str, TwoPhaseSink] = {}
+    client = TransactionClient(Connections(servers, normalise(options)), transaction_timeout=_TIMEOUT)
+    with closing(client):
+        everywhere = list(client.list_open("", Deadline(LOOK_SECONDS)))
+    for query in ledgers.queries:
+        for uid in query.sinks:
+            known = _ids(query, uid)
+            if known is not None:
+                prefix = _own_prefix(f"{ledgers.job}:{uid}", [*known, *everywhere])
+                sinks[uid] = KafkaSink(servers=servers, transactional_id_prefix=prefix, options=dict(options))
+    return sinks
 
 
 def client_options(file: Path) -> tuple[str | None, dict[str, str]]:
@@ -113,8 +78,3 @@ def _split(id_name: str) -> tuple[str, str] | None:
     if not length.isdecimal() or ":" not in rest or rest[int(length) : int(length) + 1] != "-":
         return None
     return rest[: int(length)], rest[int(length) + 1 :]
-
-
-def _uid(id_name: str) -> str:
-    parts = _split(id_name)
-    return (parts[1] if parts is not None else id_name).rpartition(":")[2]

@@ -4,7 +4,7 @@
 |---|---|
 | decided: a decision that counts names it | can only be committed |
 | undecided: none does | can only be aborted |
-| unknown: there is no ledger to ask, or it does not know the run | is not touched, unless an operator forces it |
+| unknown: the ledger does not know the run | is not touched, unless an operator forces it |
 
 `decision.honoured` says which decision counts, as when the job itself starts. `look` and `ended` write nothing, neither
 to the ledger nor to the other system. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
@@ -38,8 +38,6 @@ ENDED_MOST = 100  # and so many of their transactions listed
 
 
 class DecisionState(StrEnum):
-    """What the ledger says of a transaction."""
-
     DECIDED = "decided"
     UNDECIDED = "undecided"
     UNKNOWN = "unknown"
@@ -116,17 +114,21 @@ def judge(query: str, sink: str, leftovers: Sequence[Leftover] | None, decided: 
             orphan = Orphan(query, sink, name_of(committable), state, DecisionState.DECIDED, entry.generation)
         orphans.append(
             replace(
-                orphan, epoch=entry.epoch, partition=committable.writer, rows=committable.rows, in_log=entry.in_log,
-                decided_by=entry.generation, decided_at=entry.at,
+                orphan,
+                epoch=entry.epoch,
+                partition=committable.writer,
+                rows=committable.rows,
+                in_log=entry.in_log,
+                decided_by=entry.generation,
+                decided_at=entry.at,
             )
-        )  # fmt: skip
+        )
     return orphans + [orphan_of(query, sink, leftover) for leftover in undecided]
 
 
 def orphan_of(
     query: str, sink: str, leftover: Leftover, decision: DecisionState = DecisionState.UNDECIDED, scope: str = ""
 ) -> Orphan:
-    """A line of the list for what is open."""
     facts = {name: getattr(leftover, name) for name in ("generation", "epoch", "partition", "started", "details")}
     return Orphan(query, sink, leftover.name, "open", decision, leftover=leftover, scope=scope, **facts)
 
@@ -149,7 +151,6 @@ def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orph
 
 
 def name_of(committable: Committable) -> str:
-    """The name that the list shows."""
     return str(committable.payload.get("transactional_id") or f"{committable.sink}/{committable.writer}")
 
 
@@ -241,7 +242,6 @@ def refuse_running(run: RunCheck, job: str, *, take_over: bool) -> None:
 def abort(
     ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[Orphan], others: Collection[Orphan]
 ) -> None:
-    """As `settlement.abort`."""
     chosen = [orphan.leftover for orphan in only if orphan.leftover]
     kept = [Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload) for orphan in others if orphan.leftover]
     settlement.abort(ledgers, query, sinks, chosen, kept)
@@ -270,10 +270,10 @@ def refusal_of(id: str, decision: DecisionState, epoch: int | None = None) -> Pe
             to_do="penstock transactions abort, or start the job, which does the same.",
         )
     return TransactionRefused(
-        f"No ledger knows of {id}, or none was asked, so it is not known whether it is decided.",
+        f"The ledger does not know the run of {id}, so it is not known whether it is decided.",
         safe="nothing was touched.",
-        to_do="give the job's folder, STORAGE/JOB, or its file by --job. If its ledger is lost for good: --force. It"
-        " loses rows if the transaction was decided and you abort it, and doubles them if not and you commit it.",
+        to_do="restore the ledger that knows it. If that is lost for good: abort --force, which loses rows if the"
+        " transaction was decided.",
     )
 
 

@@ -124,7 +124,6 @@ def load(
 
 
 def read_layout(folder: Tree) -> dict[str, Any]:
-    """What `layout.json` says."""
     data = folder.storage.read(LAYOUT)
     try:
         body: dict[str, Any] = json.loads(data or b"")

@@ -38,8 +38,6 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportLine:
-    """One row of the report."""
-
     query: str
     what: str
     fate: Fate
@@ -66,7 +64,6 @@ class RestoreMapping:
     problems: list[str] = field(default_factory=list)
 
     def report(self) -> str:
-        """For people, one line each."""
         details = [f" ({line.detail})" if line.detail else "" for line in self.lines]
         lines = zip(self.lines, details, strict=True)
         return "\n".join(f"  {line.query}: {line.what} {line.fate.value}{detail}" for line, detail in lines)

@@ -128,7 +128,6 @@ class Savepoint:
 
 
 def new_name(job: str) -> tuple[str, str]:
-    """A fresh id, and the folder's name."""
     token = secrets.token_hex(6)
     return token, f"savepoint-{job}-{token}"
 
@@ -227,8 +226,6 @@ class TakenSavepoint:
 
 
 class Taker:
-    """Takes savepoints of one job."""
-
     def __init__(self, job: str, spark: SparkSession, hold: Hold, *, mode: str) -> None:
         self._job, self._spark, self._hold, self._mode = job, spark, hold, mode
 

@@ -67,7 +67,6 @@ class StateRows:
 
 
 def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace]:
-    """The state under a path, a place per query."""
     named = layout.split_checkpoint(path)
     folder = tree_at(named[0] if named else path.rstrip("/"), spark)
     names = folder.names()
@@ -96,7 +95,6 @@ def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace
 
 
 def list_rows(place: StatePlace) -> Iterator[StateRows]:
-    """Everything the query keeps."""
     if place.canonical:
         yield from _canonical(place)
         return

@@ -394,7 +394,6 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _disk(folder: Path) -> Iterator[None]:
-    """Turns the operating system's refusals into ours."""
     try:
         yield
     except OSError as error:

@@ -93,8 +93,6 @@ class DataGen(DataSource):
 
 
 class Range(InputPartition):
-    """The numbers `start..end-1`."""
-
     def __init__(self, start: int, end: int) -> None:
         super().__init__(None)
         self.start, self.end = start, end
@@ -141,7 +139,6 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def numbers(start: int, end: int) -> pa.RecordBatch:
-    """One batch of the column `id` with `start..end-1`."""
     import numpy as np
 
     return pa.RecordBatch.from_arrays([pa.array(np.arange(start, end, dtype=np.int64))], schema=_NUMBERS)

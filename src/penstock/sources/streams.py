@@ -25,7 +25,6 @@ EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 def stream_reader(spark: SparkSession, uid: str) -> DataStreamReader:
-    """A stream reader for the source `uid`."""
     refuse_named_sources(spark, uid)
     return spark.readStream
 

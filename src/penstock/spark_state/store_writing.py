@@ -217,12 +217,13 @@ class Lz4(Encoder):
 
     def _blocks(self, data: bytes) -> Iterator[bytes]:
         codec = pa.Codec("lz4_raw")
-        for block in _cut(memoryview(data)):
+        for start in range(0, len(data), _BLOCK):
+            block = data[start : start + _BLOCK]
             checksum = xxhash.xxh32_intdigest(block, self._seed)
             packed = codec.compress(block, asbytes=True)
             smaller = len(packed) < len(block)
             kind = (self._compressed if smaller else self._raw) | self._level
-            body = packed if smaller else bytes(block)
+            body = packed if smaller else block
             yield self._magic + struct.pack("<BIII", kind, len(body), len(block), checksum & self._mask)
             yield body
 
@@ -241,34 +242,7 @@ class Zstd(Encoder):
             yield pa.Codec("zstd", compression_level=1).compress(data, asbytes=True)
 
 
-class Snappy(Encoder):
-    """snappy-java's stream: a header, then blocks with their length before them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._header = b"\x82SNAPPY\0" + struct.pack(">II", 1, 1)
-
-    def _blocks(self, data: bytes) -> Iterator[bytes]:
-        codec = pa.Codec("snappy")
-        for block in _cut(memoryview(data)):
-            packed = codec.compress(block, asbytes=True)
-            yield self._header + struct.pack(">I", len(packed))
-            yield packed
-            self._header = b""
-
-
-class Lzf(Encoder):
-    """Ning's LZF chunks, not compressed: Spark's next snapshot is."""
-
-    _chunk = 0xFFFF
-
-    def _blocks(self, data: bytes) -> Iterator[bytes]:
-        for start in range(0, len(data), self._chunk):
-            block = data[start : start + self._chunk]
-            yield b"ZV\0" + struct.pack(">H", len(block)) + block
-
-
-_CODECS: dict[str, type[Encoder]] = {"lz4": Lz4, "zstd": Zstd, "snappy": Snappy, "lzf": Lzf}
+_CODECS: dict[str, type[Encoder]] = {"lz4": Lz4, "zstd": Zstd}
 
 
 def encoder(codec: str) -> Encoder:
@@ -278,15 +252,10 @@ def encoder(codec: str) -> Encoder:
         raise ConfigurationError(
             f"The state is compressed with {codec}, which Penstock cannot write.",
             safe="nothing was changed.",
-            to_do=f"only {', '.join(sorted(_CODECS))} can be written; keep the state backend, or start from a"
+            to_do="only lz4, Spark's default, and zstd can be written; keep the state backend, or start from a"
             " savepoint of a job with one of these.",
         )
     return _CODECS[name]()
-
-
-def _cut(data: memoryview) -> Iterator[memoryview]:
-    for start in range(0, len(data), _BLOCK):
-        yield data[start : start + _BLOCK]
 
 
 def snapshot(batches: Iterable[tuple[Any, Any]], codec: str) -> Iterator[bytes]:

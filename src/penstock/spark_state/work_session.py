@@ -132,7 +132,6 @@ def hadoop_conf(work: SparkSession) -> Any:
 
 
 def scala_option(work: SparkSession, value: Any = None) -> Any:
-    """Scala's Some or None."""
     return _jvm(work).scala.Option.apply(value)
 
 

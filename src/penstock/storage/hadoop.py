@@ -85,8 +85,6 @@ def hsync(address: str) -> None:
 
 
 class HadoopStorage(Storage):
-    """A folder on a Hadoop file system."""
-
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.spark = spark
         jvm: Any = spark._jvm

@@ -33,8 +33,6 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
 
 class LocalStorage(Storage):
-    """A folder on a POSIX file system."""
-
     forgetful = True
 
     def __init__(self, root: Path) -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.decision import MODULO, Committable, Decision, DecisionId, Outcome, match_replay
+from penstock.checkpoint.decision import (
+    MODULO,
+    CheckpointState,
+    Committable,
+    Decision,
+    DecisionId,
+    Outcome,
+    match_replay,
+    next_epoch,
+)
 
 
 def one(writer: int, rows: int, checksum: int, sink: str = "out") -> Committable:
@@ -34,6 +43,31 @@ def test_a_payload_is_added_to_and_what_it_is_taken_from_stays() -> None:
 def test_a_writer_without_rows_has_nothing_to_commit() -> None:
     full, empty = one(0, 1, 7), one(1, 0, 0)
     assert Decision(DecisionId(1, 1), (empty, full)).to_commit == (full,)
+
+
+@pytest.mark.parametrize(
+    ("payload", "logged", "at_sink"),
+    [
+        ({"id": "a"}, False, {"id": "a"}),
+        ({"log": "file", "prepared": {"id": "a"}}, True, {"id": "a"}),
+        ({"log": "file", "prepared": None}, True, None),
+        ({"log": "a sink's own word"}, False, {"log": "a sink's own word"}),
+        ({"log": 1, "prepared": 2, "more": 3}, False, {"log": 1, "prepared": 2, "more": 3}),
+    ],
+)
+def test_what_the_in_flight_log_holds_is_told_apart_from_what_the_sink_has_prepared(
+    payload: dict[str, object], logged: bool, at_sink: dict[str, object] | None
+) -> None:
+    committable = Committable("out", 3, 2, 7, payload, format=2)
+    assert committable.logged is logged
+    expected = None if at_sink is None else Committable("out", 3, 2, 7, at_sink, format=2)
+    assert committable.at_sink == expected
+
+
+def test_the_first_epoch_of_all_is_finished_before_the_second() -> None:
+    """There is no claim yet that could say what was complete."""
+    decided = Decision(DecisionId(0, 1), ())
+    assert next_epoch(CheckpointState(0, barrier=True, decisions=(decided,))) == 0
 
 
 # Sinks that are written again: each writer has a partner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from penstock.checkpoint import layout
@@ -64,3 +66,12 @@ def test_paths_that_name_a_checkpoint(path: str, found: tuple[str, int] | None) 
 def test_folders_of_a_query_s_checkpoints() -> None:
     assert layout.split_query_checkpoints("/s/job/query/checkpoints") == ("/s/job", "query")
     assert layout.split_query_checkpoints("/s/job") is None
+
+
+def test_fields_of_a_newer_version_are_left_out() -> None:
+    @dataclass
+    class Known:
+        a: int
+        b: int = 0
+
+    assert layout.known_fields(Known, {"a": 1, "c": 3}) == {"a": 1}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import program
-from penstock.dev import service
+from penstock.dev import kafka as service
 from penstock.errors import ConfigurationError, DevelopmentError
 from tests.support.command import run_command
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.jobs import _writer
-from penstock.cli.output import TableOutput, duration_text
+from penstock.cli.output import Output, duration_text
 from penstock.errors import ControlError, PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State
 from penstock.processes import mark
@@ -296,7 +296,7 @@ def test_a_log_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_long_work_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for terminal in (True, False):
         monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
-        with TableOutput().working("Almost there …"):
+        with Output().working("Almost there …"):
             pass
         out, err = capfd.readouterr()
         assert out == ""
@@ -340,7 +340,7 @@ def test_what_others_write_cannot_steer_the_terminal(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    output = TableOutput()
+    output = Output()
     output.table(f"Rows {EVIL}", [{f"account {EVIL}": EVIL, "total": 3}])
     output.record(f"Savepoint {EVIL}", {f"path {EVIL}": f"/sp/{EVIL}"})
     output.line(EVIL)

@@ -1,14 +1,11 @@
-"""`penstock top`: what it gathers, what it shows, what its keys do, and what becomes of a job that dies meanwhile."""
+"""`penstock top`: what it gathers, what it shows, and what becomes of a job that dies meanwhile."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import pty
-import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,11 +16,10 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
-from penstock.cli.top import JobFacts, Keyboard, View, Watched, draw, show
+from penstock.cli.top import JobFacts, Watched, draw, show
 from penstock.errors import PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.processes import mark
-from penstock.progress import Step
 from tests.support.command import run_command
 from tests.support.fake_job import Steered, served
 
@@ -141,7 +137,7 @@ def test_answers_of_another_shape_break_nothing(body: Any) -> None:
     with answering() as (answers, entry):
         for path in answers.bodies:
             answers.bodies[path] = body
-        shown(View([Watched().read(entry)], ID))
+        shown(Watched().read(entry))
 
 
 def test_a_server_that_does_not_answer_is_a_note() -> None:
@@ -212,39 +208,20 @@ def test_a_job_that_has_failed_is_shown_with_its_three_sentences(invoke: Invoke)
 # The screen
 
 
-class Keys(Keyboard):
-    """Pressed one after the other; then, when `when` comes true, q."""
-
-    def __init__(self, *keys: str | Callable[[], bool]) -> None:
-        self._keys = list(keys)
-        self._end = time.monotonic() + 60
-
-    def read(self, seconds: float) -> list[str]:
-        assert time.monotonic() < self._end, f"still waiting: {self._keys}"
-        time.sleep(0.01)
-        if not self._keys:
-            return ["q"]
-        if callable(self._keys[0]):
-            if self._keys[0]():
-                self._keys.pop(0)
-            return []
-        return [str(self._keys.pop(0))]
-
-
 def screen() -> tuple[Console, io.StringIO]:
     file = io.StringIO()
     return Console(file=file, force_terminal=True, width=160, height=50, color_system=None), file
 
 
-def shown(view: View) -> str:
+def shown(*jobs: JobFacts) -> str:
     console, file = screen()
-    console.print(draw(view, 160))
+    console.print(draw(list(jobs), 160))
     return file.getvalue()
 
 
 def test_it_is_drawn_with_all_there_is_to_know() -> None:
     with answering() as (_, entry):
-        text = shown(View([Watched().read(entry)], ID))
+        text = shown(Watched().read(entry))
     for part in (
         "payments",
         "RUNNING",
@@ -268,7 +245,7 @@ def test_it_is_drawn_with_all_there_is_to_know() -> None:
 def test_what_strangers_write_cannot_leave_its_place() -> None:
     error = {"error": "X[b]", "happened": "\x1b[2J[red]boo\x07", "safe": "[/]", "to_do": ""}
     entry = Entry(ID, "\x1b]0;title\x07", State.FAILED, error=error)
-    text = shown(View([JobFacts(entry)], ID))
+    text = shown(JobFacts(entry))
     assert "X[b]" in text
     assert "[2J[red]boo" in text
     assert "\x1b[2J" not in text
@@ -277,102 +254,37 @@ def test_what_strangers_write_cannot_leave_its_place() -> None:
 
 
 def test_no_job_is_a_sentence() -> None:
-    view = View()
-    assert "No job runs." in shown(view)
-    assert [view.press(key) for key in ("s", "1", "up", "x", "é", "٣")] == [None] * 6
-    assert view.press("q") == "leave"
+    assert "No job runs." in shown()
 
 
-def entries(*names: str) -> list[JobFacts]:
-    return [
-        JobFacts(Entry(f"{number:x}" * 32, name, State.RUNNING, address="127.0.0.1:1"))
-        for number, name in enumerate(names, 1)
-    ]
-
-
-def test_arrows_and_numbers_choose_a_job() -> None:
-    view = View()
-    view.fill(entries("a", "b", "c"))
-
-    def chosen() -> str:
-        assert view.job is not None
-        return view.job.entry.name
-
-    assert chosen() == "a"
-    assert (view.press("down"), chosen()) == ("look", "b")
-    assert (view.press("3"), chosen()) == ("look", "c")
-    assert (view.press("down"), chosen()) == (None, "c")
-    assert (view.press("9"), chosen()) == (None, "c")
-    assert (view.press("0"), chosen()) == (None, "c")
-    assert (view.press("up"), chosen()) == ("look", "b")
-    view.fill([view.jobs[1], view.jobs[0]])
-    assert chosen() == "b"  # wherever it stands
-    view.fill(view.jobs[1:])
-    assert chosen() == "a"
-
-
-def test_a_savepoint_is_taken_only_when_agreed_to() -> None:
-    view = View()
-    view.fill(entries("a"))
-    assert view.press("s") is None
-    assert "Take a savepoint of a? y / n" in shown(view)
-    assert view.press("q") is None  # an answer, and it is no
-    assert view.message == "No savepoint was asked for."
-    view.press("s")
-    assert view.press("y") == "savepoint"
-    ended = View([JobFacts(Entry(ID, "a", State.FINISHED))], ID)
-    assert ended.press("s") is None
-    assert ended.question is None
-    assert "gives no savepoint" in ended.message
-
-
-def test_a_job_is_watched_saved_and_seen_dying() -> None:
+def test_a_job_is_watched_until_ctrl_c_and_seen_dying(monkeypatch: pytest.MonkeyPatch) -> None:
     steered = Steered()
-    steered.step = Step("checking", 1, 4, "bytes")
-    steered.gate.clear()
-    view, (console, file) = View(), screen()
+    console, file = screen()
     with served(steered) as job:
 
-        def die() -> bool:
-            job.failure = PreCommitFailed("It broke.", safe="All rows.", to_do="Start it again.")
-            steered.ending.set()
-            return True
+        def sleep(seconds: float) -> None:
+            if "Start it again." in file.getvalue():
+                raise KeyboardInterrupt
+            if "Queries of payments" in file.getvalue():
+                job.failure = PreCommitFailed("It broke.", safe="All rows.", to_do="Start it again.")
+                steered.ending.set()
 
-        def go_on() -> bool:
-            steered.gate.set()
-            return True
-
-        keys = Keys(
-            lambda: view.job is not None and bool(view.job.queries),
-            "s", "y",
-            lambda: "checking: 1 B of 4 B (25 %)" in view.message,
-            go_on,
-            lambda: "/default/savepoint-1" in view.message,
-            die,
-            lambda: view.job is not None and view.job.entry.state is State.FAILED,
-            lambda: "Start it again." in file.getvalue(),
-        )  # fmt: skip
-        show(Watched(), view, 0.05, keys, console)
-    assert steered.asked == [("savepoint", None, "native")]
-    text = file.getvalue()
-    for part in (
-        "RUNNING",
-        "Queries of payments",
-        "Take a savepoint of payments?",
-        "What happened",
-        "It broke.",
-        "All rows.",
-    ):
-        assert part in text
+        monkeypatch.setattr("penstock.cli.top.time.sleep", sleep)
+        with pytest.raises(KeyboardInterrupt):
+            show(Watched(), None, 0.05, console)
+    for part in ("RUNNING", "Queries of payments", "FAILED", "What happened", "It broke.", "All rows."):
+        assert part in file.getvalue()
 
 
-def test_a_savepoint_that_fails_is_told_in_the_view() -> None:
-    steered = Steered()
-    steered.error = PreCommitFailed("It broke.", safe="All rows.", to_do="Ask again.")
-    view, (console, _) = View(), screen()
-    with served(steered):
-        keys = Keys(lambda: view.job is not None, "s", "y", lambda: view.message == "It broke. All rows. Ask again.")
-        show(Watched(), view, 0.05, keys, console)
+def test_a_server_elsewhere_that_is_gone_is_said_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.top.time.sleep", sleep)
+    console, file = screen()
+    with pytest.raises(KeyboardInterrupt):
+        show(Watched("127.0.0.1:1"), None, 0.05, console)
+    assert "does not answer" in file.getvalue()
 
 
 def test_a_run_that_was_seen_alive_stays_and_others_that_ended_do_not(tmp_path: Path) -> None:
@@ -381,29 +293,12 @@ def test_a_run_that_was_seen_alive_stays_and_others_that_ended_do_not(tmp_path: 
     registry.put(Entry("1" * 32, "old", State.FINISHED))
     registry.put(Entry("2" * 32, "now", State.RUNNING, **here))  # type: ignore[arg-type]
     watched = Watched(registry=registry)
-    assert [job.entry.name for job in watched.look("")] == ["now"]
+    assert [job.entry.name for job in watched.look()] == ["now"]
     registry.put(Entry("2" * 32, "now", State.FAILED, error={"error": "X", "happened": "It broke."}))
     (tmp_path / "jobs" / f"{'3' * 32}.json").write_text("{half")
-    [job] = watched.look(None)
+    [job] = watched.look()
     assert job.queries is None
-    assert "What happened: It broke." in shown(View([job], job.entry.id))
-
-
-def test_keys_of_a_terminal() -> None:
-    master, slave = pty.openpty()
-    before = termios.tcgetattr(slave)
-    terminal = os.fdopen(slave)
-    with Keyboard.of(terminal) as keyboard:
-        os.write(master, b"1\x1b[A\x1bOBs\xc3\xa4")
-        assert keyboard.read(5) == ["1", "up", "down", "s", "ä"]
-        assert keyboard.read(0.01) == []
-    assert termios.tcgetattr(slave) == before
-    with Keyboard.of(terminal) as keyboard:
-        os.close(master)
-        assert keyboard.read(5) == ["q"]  # the terminal is gone
-    terminal.close()
-    with Keyboard.of(io.StringIO()) as keyboard:
-        assert keyboard.read(0.01) == []
+    assert "What happened: It broke." in shown(job)
 
 
 def test_a_job_that_shows_a_certificate_of_its_own(invoke: Invoke, tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from penstock.errors import ConfigurationError
 
 def test_nothing_is_doubled_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(OPTIONS_VARIABLE, raising=False)
-    assert resolve().availability == Availability(standby=False, class_archive=False), "a minute of a core, unasked"
+    assert resolve().availability == Availability(standby=False), "twice the memory, unasked"
     assert resolve().availability.cost == ""
-    asked = {"high-availability.standby": "true", "penstock.class-archive.enabled": "yes"}
+    asked = {"high-availability.standby": "true"}
     monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps(asked))
     found = resolve()
-    assert found.availability == Availability(standby=True, class_archive=True)
+    assert found.availability == Availability(standby=True)
     assert "twice the memory" in found.availability.cost
     assert not found.ignored, "the rest of Flink's family means nothing here"
 

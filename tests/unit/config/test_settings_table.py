@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.settings_table import BEGIN, END, insert_table, table
 
 from penstock.config import Checkpoints, StateBackend
 from penstock.config.operations import Availability, Log, Rest
 from penstock.config.option import Option
 from penstock.config.recovery import Recovery
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.config.table import BEGIN, BY_KEY, END, OPTIONS, insert_table, table
+from penstock.config.table import BY_KEY, OPTIONS
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "settings.md"
@@ -26,13 +27,13 @@ every_option = pytest.mark.parametrize("option", OPTIONS, ids=[option.key for op
 def test_the_page_has_the_table_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.count(BEGIN) == page.count(END) == 1
-    assert page == insert_table(page), "run: python -m penstock.config.table docs/reference/settings.md"
+    assert page == insert_table(page), "run: python scripts/settings_table.py docs/reference/settings.md"
 
 
 def test_the_command_writes_the_table(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "penstock.config.table", str(page)], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "scripts/settings_table.py", str(page)], check=True, cwd=ROOT)
     assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}\n{table()}\n{END}\nafter\n"
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.deadline import Deadline
+from penstock.errors import AccessDenied, SystemUnavailable
 from penstock.kafka import errors
 from penstock.kafka.connections import NotSent
 from penstock.sinks.kafka.committer import KafkaCommitter
-from penstock.sinks.kafka.transactions import TransactionClient
+from penstock.sinks.kafka.transactions import TransactionClient, _probes
 
 NAME = "job-u-g000001-0123456789ab"
 P, E, S = 7, 3, 1000
@@ -83,31 +84,68 @@ def test_what_a_moved_coordinator_still_has_open_is_committed(refusal: object) -
 
 
 class Bereft:
-    """Three brokers of which the third has died; what it coordinated is with the second when the cluster notices."""
+    """Three brokers of which the third has died. Some time later the cluster notices, and some time after that the
+    second has loaded what the third had coordinated. Until then no broker lists it. A time is a number of requests."""
 
     servers = "here"
 
-    def __init__(self) -> None:
-        self.noticed = False
-        self.rounds = 0
+    def __init__(self, notices: int, loads: int) -> None:
+        self.notices, self.loads, self.sent = notices, loads, 0
+
+    @property
+    def noticed(self) -> bool:
+        return self.sent >= self.notices
 
     def ask(self, question: Any, deadline: Deadline) -> Any:
         if question.__name__ == "_brokers":
             return {1, 2, 3}, True
-        self.noticed = self.rounds > 1
-        return {1, 2} if self.noticed else {1, 2, 3}
+        if question.__name__ == "_living":
+            return {1, 2} if self.noticed else {1, 2, 3}
+        raise AccessDenied("This user may not describe the coordinators' log.")
 
     def send(self, requests: Sequence[tuple[int | None, Any]], deadline: Deadline) -> list[Any]:
-        self.rounds += 1
-        has = {1: ["job-a"], 2: ["job-b", *(["job-c"] if self.noticed else [])]}
-        return [
-            Answer(error_code=0, transaction_states=[Answer(transactional_id=name) for name in has[node]])
-            if node in has
-            else NotSent()
-            for node, _ in requests
-        ]
+        self.sent += 1
+        return [self._answer(node, request) for node, request in requests]
+
+    def _answer(self, node: int | None, request: Any) -> Any:
+        kind, loaded = type(request).__name__, self.sent >= self.loads
+        if kind == "FindCoordinatorRequest":
+            new = 2 if self.noticed else 3
+            keys = request.coordinator_keys
+            found = [Answer(key=key, error_code=0, node_id=(1, new)[index % 2]) for index, key in enumerate(keys)]
+            return Answer(coordinators=found)
+        if node == 3:
+            return NotSent()
+        if kind == "DescribeTransactionsRequest":
+            code = errors.TRANSACTIONAL_ID_NOT_FOUND if node == 1 or loaded else errors.NOT_COORDINATOR
+            states = [Answer(transactional_id=name, error_code=code) for name in request.transactional_ids]
+            return Answer(transaction_states=states)
+        names = {1: ["job-a"], 2: ["job-b", *(["job-c"] if loaded else [])]}[node or 0]
+        return Answer(error_code=0, transaction_states=[Answer(transactional_id=name) for name in names])
 
 
-def test_what_a_dead_broker_had_open_is_found_at_the_one_that_took_it_over() -> None:
-    client = TransactionClient(Bereft(), transaction_timeout=60)  # type: ignore[arg-type]
+@pytest.mark.parametrize("loads", range(12))
+@pytest.mark.parametrize("notices", range(6))
+def test_what_a_dead_broker_had_open_is_found_once_another_has_loaded_it(notices: int, loads: int) -> None:
+    client = TransactionClient(Bereft(notices, loads), transaction_timeout=60)  # type: ignore[arg-type]
     assert client.list_open("job-", Deadline(5)) == ["job-a", "job-b", "job-c"]
+
+
+def test_a_coordinator_that_loads_nothing_in_time_is_named() -> None:
+    client = TransactionClient(Bereft(0, 10**9), transaction_timeout=60)  # type: ignore[arg-type]
+    with pytest.raises(SystemUnavailable, match="has not loaded its log"):
+        client.list_open("job-", Deadline(0.05))
+
+
+def java_hash(text: str) -> int:
+    value = 0
+    for letter in text:
+        value = (31 * value + ord(letter)) % 2**32
+    return value - 2**32 if value >= 2**31 else value
+
+
+def test_every_partition_of_the_coordinators_log_has_its_probe() -> None:
+    for partitions in (1, 4, 50):
+        probes = _probes("jöb:out", partitions)
+        assert all(name.startswith("jöb:out") for name in probes), "a user may have rights for the prefix alone"
+        assert sorted(abs(java_hash(name)) % partitions for name in probes) == list(range(partitions))

@@ -30,22 +30,6 @@ def unpacked(data: bytes, codec: str) -> bytes:
     out, at = b"", 0
     if codec == "zstd":
         return bytes(pa.input_stream(pa.py_buffer(data), compression="zstd").read()) if data else b""
-    if codec == "snappy":
-        assert data[:16] == b"\x82SNAPPY\0\0\0\0\1\0\0\0\1"
-        at = 16
-        while at < len(data):
-            [size] = struct.unpack_from(">I", data, at)
-            block = data[at + 4 : at + 4 + size]
-            out += pa.decompress(block, decompressed_size=_snappy_size(block), codec="snappy", asbytes=True)
-            at += 4 + size
-        return out
-    if codec == "lzf":
-        while at < len(data):
-            assert data[at : at + 3] == b"ZV\0"
-            [size] = struct.unpack_from(">H", data, at + 3)
-            out += data[at + 5 : at + 5 + size]
-            at += 5 + size
-        return out
     while True:
         assert data[at : at + 8] == b"LZ4Block"
         token, packed, size, checksum = struct.unpack_from("<BIII", data, at + 8)
@@ -61,15 +45,6 @@ def unpacked(data: bytes, codec: str) -> bytes:
         out, at = out + block, at + packed
 
 
-def _snappy_size(block: bytes) -> int:
-    size = 0
-    for place, byte in enumerate(block[:5]):
-        size |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            break
-    return size
-
-
 @given(ROWS)
 def test_records(rows: list[tuple[bytes, bytes]]) -> None:
     keys, values = array([key for key, _ in rows]), array([value for _, value in rows])
@@ -77,7 +52,7 @@ def test_records(rows: list[tuple[bytes, bytes]]) -> None:
     assert bytes(records(keys[1:], values[1:])) == expected(rows[1:])
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd", "snappy", "lzf", "org.apache.spark.io.LZ4CompressionCodec"])
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "org.apache.spark.io.LZ4CompressionCodec"])
 @pytest.mark.parametrize("size", [0, 1, 700_000])
 def test_a_snapshot_ends_with_its_mark(codec: str, size: int) -> None:
     """Over more than one block of every codec, and with nothing at all."""

@@ -1,4 +1,4 @@
-"""When an archive of classes is used and when it is made, and Spark's folder without archives of Python sources. That
+"""When an archive of classes is used and how it is made, and Spark's folder without archives of Python sources. That
 Java takes them: tests/integration."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from penstock.spark import warm_up
 from penstock.supply import java as java_module
-from penstock.supply.java import ClassArchive, JavaHome, keep_archive, slim_home, tried_file
+from penstock.supply.java import ClassArchive, JavaHome, slim_home
 
 OPTIONS = ("-Xmx1g", "-XX:-CompactStrings", "-Dpassword=x")
 
@@ -33,7 +33,7 @@ def archive(java: JavaHome, tmp_path: Path) -> ClassArchive:
     archive.path.parent.mkdir(parents=True)
     aside = archive.path.with_suffix(".aside")
     aside.write_text("classes")
-    keep_archive(aside, archive.path)
+    archive.keep(aside)
     return archive
 
 
@@ -87,93 +87,51 @@ def test_what_others_could_have_written_is_not_used(archive: ClassArchive) -> No
     assert archive.java_options() == []
 
 
-class Timers:
-    """Takes the place of `threading.Timer`; nothing is started."""
-
-    def __init__(self) -> None:
-        self.made: list[tuple[Any, ...]] = []
-
-    def __call__(self, seconds: float, function: Any, arguments: tuple[Any, ...]) -> Timers:
-        self.made.append(arguments)
-        return self
-
-    def start(self) -> None:
-        pass
-
-
-@pytest.fixture
-def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
-    timers = Timers()
-    monkeypatch.setattr(java_module.threading, "Timer", timers)  # type: ignore[attr-defined]
-    return timers
-
-
-def test_it_is_made_where_there_is_none(java: JavaHome, timers: Timers, tmp_path: Path) -> None:
-    archive = ClassArchive(java, tmp_path / "spark", OPTIONS, ["spark-kafka"])
-    archive.make_later()
-    # No setting that could hold a secret.
-    assert timers.made == [(archive.path, tmp_path / "spark", ["spark-kafka"], ["-XX:-CompactStrings"])]
-
-
-def test_it_is_made_once(timers: Timers, archive: ClassArchive) -> None:
-    archive.make_later()
-    archive.path.unlink()
-    tried_file(archive.path).touch()  # some class paths allow none
-    archive.make_later()
-    assert timers.made == []
-
-
-def test_another_day_is_worth_another_attempt(timers: Timers, archive: ClassArchive) -> None:
-    """A machine that was too busy to make one in time need not be so for ever."""
-    archive.path.unlink()
-    os.utime(tried_file(archive.path), (1, 1))
-    archive.make_later()
-    assert len(timers.made) == 1
-
-
-def test_a_rehearsal_writes_and_does_not_ask_for_another(
-    archive: ClassArchive, timers: Timers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rehearsal_writes_to_another_name(archive: ClassArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(java_module.TARGET, "/there/aside")
-    archive.path.unlink()
     assert "-XX:ArchiveClassesAtExit=/there/aside" in archive.java_options()
-    archive.make_later()
-    assert timers.made == []
+    assert not any("SharedArchiveFile" in option for option in archive.java_options())
 
 
-def test_the_oldest_are_forgotten(tmp_path: Path) -> None:
-    files = [tmp_path / f"classes-{number}.jsa" for number in range(5)]
-    for age, file in enumerate(files):
-        (tmp_path / "aside").touch()
-        tried_file(file).touch()
-        keep_archive(tmp_path / "aside", file)
-        os.utime(file, (age + 1, age + 1))
-    (tmp_path / "aside").touch()
-    keep_archive(tmp_path / "aside", files[4])
-    assert sorted(file.name for file in tmp_path.glob("*.jsa")) == [f"classes-{n}.jsa" for n in (2, 3, 4)]
-    assert sorted(file.name for file in tmp_path.glob("*.tried")) == [f"classes-{n}.tried" for n in (2, 3, 4)]
+def test_the_oldest_are_deleted(java: JavaHome, tmp_path: Path) -> None:
+    archives = [ClassArchive(java, tmp_path / "spark", (), [f"set-{number}"]) for number in range(8)]
+    archives[0].path.parent.mkdir(parents=True)
+    for age, archive in enumerate(archives):
+        (tmp_path / "aside").write_text("classes")
+        archive.keep(tmp_path / "aside")
+        os.utime(archive.path, (age + 1, age + 1))
+    (tmp_path / "aside").write_text("classes")
+    archives[7].keep(tmp_path / "aside")
+    assert [archive.usable for archive in archives] == [False] * 2 + [True] * 6
+    assert len(list(archives[0].path.parent.iterdir())) == 12, "an archive and its length, six times"
 
 
-def test_what_is_not_complete_never_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rehearsal that fails leaves nothing, and is not tried again."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    target = folder / "classes-1.jsa"
+def test_what_is_not_complete_never_has_the_name(
+    java: JavaHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rehearsal that fails leaves nothing; the next one may succeed, and is the last one."""
+    archive = ClassArchive(java, tmp_path / "spark", (), ["spark-kafka"])
+    rehearsals: list[Any] = []
 
-    def fail(aside: Path, *given: Any) -> None:
+    def fail(aside: Path, jars: Any) -> None:
         aside.write_text("half of it")
         raise RuntimeError("Java is gone")
 
+    def succeed(aside: Path, jars: Any) -> None:
+        rehearsals.append(jars)
+        aside.write_text("classes")
+
+    monkeypatch.setattr(warm_up, "class_archive", lambda conf, jars: archive)
     monkeypatch.setattr(warm_up, "_rehearse", fail)
-    (folder / "classes-1.4711").touch()  # of one that was killed
     with pytest.raises(RuntimeError):
-        warm_up.make_archive(target, [], [])
-    assert sorted(file.name for file in folder.iterdir()) == ["classes-1.lock", "classes-1.tried"]
-    warm_up.make_archive(target, [], [])
-    monkeypatch.setattr(warm_up, "_rehearse", lambda aside, *given: aside.write_text(repr(given)))
-    tried_file(target).unlink()
-    warm_up.make_archive(target, ["spark-kafka"], ["-XX:+UseG1GC"])
-    assert target.read_text() == repr((["spark-kafka"], ["-XX:+UseG1GC"]))
+        warm_up.make_archive(["spark-kafka"])
+    assert not archive.usable
+    assert [file.suffix for file in archive.path.parent.iterdir()] == [".lock"]
+    monkeypatch.setattr(warm_up, "_rehearse", succeed)
+    for _ in range(2):
+        assert warm_up.make_archive(["spark-kafka"]) == archive.path
+    assert archive.usable
+    assert rehearsals == [["spark-kafka"]]
 
 
 # Spark's folder

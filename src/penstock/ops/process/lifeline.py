@@ -109,7 +109,6 @@ def report_lease(turn: int, host: str, *, here: bool, path: str | None = None) -
 
 
 def lease() -> dict[str, Any] | None:
-    """The last report of the lease."""
     return _lease or None
 
 
@@ -200,8 +199,6 @@ class LeaseReport:
 
 @dataclass(frozen=True)
 class DriverReport:
-    """Everything that a driver has reported."""
-
     strategy: RestartStrategy | None = None
     stopping: bool = False
     error: str | None = None
@@ -212,8 +209,6 @@ class DriverReport:
 
 
 class Receiver:
-    """Collects the reports of one driver."""
-
     def __init__(self, line: socket.socket) -> None:
         self._line, self._tail = line, b""
         self._fields: dict[str, Any] = {}

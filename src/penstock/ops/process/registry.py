@@ -294,11 +294,19 @@ def register_driver(name: str, storage: str) -> Registration:
     entry = registry.read_entry(run) or Entry(run, name, start=now_ms())
     restarted, program = entry.pid is not None, sys.argv[0] if sys.argv else ""
     entry = replace(
-        entry, name=name, state=State.RESTARTING if restarted else State.CREATED, end=None, error=None,
-        pid=os.getpid(), pid_mark=mark(os.getpid()), host=socket.gethostname(), storage=masked(storage),
+        entry,
+        name=name,
+        state=State.RESTARTING if restarted else State.CREATED,
+        end=None,
+        error=None,
+        pid=os.getpid(),
+        pid_mark=mark(os.getpid()),
+        host=socket.gethostname(),
+        storage=masked(storage),
         script=entry.script or ("" if program in ("", "-c", "-m") else str(Path(program).absolute())),
-        restarts=entry.restarts + int(restarted), lease=_lease_text(lifeline.lease()),
-    )  # fmt: skip
+        restarts=entry.restarts + int(restarted),
+        lease=_lease_text(lifeline.lease()),
+    )
     return Registration(entry, registry)
 
 
@@ -316,7 +324,6 @@ class SupervisorEntry:
         self._registration.update(**me)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Follow one `supervisor` event."""
         action, reason = event.get("action"), str(event.get("reason", ""))
         if event.get("event") != "supervisor" or action in ("started", "has_lease"):
             return
@@ -338,7 +345,6 @@ class SupervisorEntry:
 
 
 def error_fields(error: BaseException) -> dict[str, str]:
-    """An error as an entry holds it."""
     if isinstance(error, PenstockError):
         return {key: str(value) for key, value in json.loads(error.to_json()).items()}
     return {"error": "ControlError", "happened": masked(f"{type(error).__name__}: {error}")[:4000]}

@@ -51,8 +51,6 @@ PATIENCE_SECONDS = 10.0
 
 
 class DriverEnd(Enum):
-    """What an ended driver calls for."""
-
     DONE = "done"
     STOPPED = "stopped"
     CRASHED = "crashed"
@@ -130,7 +128,6 @@ class Supervisor:
                     return self._finish(DriverEnd.STOPPED, run, self._stop_status())
 
     def _run_once(self, wake: int) -> DriverRun:
-        """One driver, from its start or its takeover to its end."""
         standby = self._standby.take() if self._standby is not None else None
         try:
             self._driver = driver = standby or self._start(standby=False)

@@ -35,9 +35,15 @@ class Application:
     """`names` are those it answers to besides this machine's own. With `forward`, `runs` are those of the machine."""
 
     def __init__(
-        self, runs: Runs, access: Access, steering: Steering, *,
-        metrics: Metrics | None = None, names: Sequence[str] = (), forward: Forward | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        runs: Runs,
+        access: Access,
+        steering: Steering,
+        *,
+        metrics: Metrics | None = None,
+        names: Sequence[str] = (),
+        forward: Forward | None = None,
+    ) -> None:
         self._runs, self.access, self._metrics, self._names, self._forward = runs, access, metrics, names, forward
         code = {"code": str}
         self.endpoints = [
@@ -54,12 +60,7 @@ class Application:
     def asgi(self) -> Asgi:
         flink = self._routes([endpoint for endpoint in self.endpoints if endpoint.flink])
         own = self._routes([endpoint for endpoint in self.endpoints if not endpoint.flink])
-        # The page's files need no token: they hold nothing of a job, and a browser that opens them has none yet.
-        pages = [
-            Route(f"/{name}" if name != "index.html" else "/", web.page_file(name), methods=["GET"])
-            for name in web.page_files()
-        ]
-        routes = [Mount("/v1", routes=flink), *flink, *own, *pages]
+        routes = [Mount("/v1", routes=flink), *flink, *own, Mount("/", web.Page(directory=web.PAGE, html=True))]
         app = Starlette(routes=routes, exception_handlers={HTTPException: web.http_error})
         return web.WithHeaders(web.KnownNames(app, self._names))
 
@@ -170,7 +171,6 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def schema(kind: Any) -> dict[str, Any]:
-    """The JSON schema of a type."""
     if is_typeddict(kind):
         return _object(get_type_hints(kind))
     origin, arguments = get_origin(kind), get_args(kind)

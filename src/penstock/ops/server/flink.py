@@ -49,8 +49,6 @@ def flink_endpoints(runs: Runs) -> list[Endpoint]:
 
 
 class Jobs:
-    """All jobs that a server knows."""
-
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
@@ -177,7 +175,6 @@ def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
 
 
 def _summary(view: RunView, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the complete ones."""
     last = _summaries.get(view)
     if last is not None and len(epochs) > _FEW and time.monotonic() - last[0] < SUMMARY_SECONDS:
         return last[1]
@@ -188,7 +185,6 @@ def _summary(view: RunView, epochs: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def checkpoint_config(request: Request) -> dict[str, Any]:
-    """As the run was started with."""
     return dict(request.state.run.describe().get("checkpoints") or {})
 
 

@@ -74,7 +74,6 @@ class HistoryWriter:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Write what is queued, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -208,8 +208,6 @@ class _Registry(CollectorRegistry):
 
 
 class _OnScrape(Collector):
-    """Asks the job when its metrics are read."""
-
     def __init__(self, registration: Registration, lifecycle: Lifecycle, positions: Positions | None) -> None:
         self._registration, self._lifecycle, self._positions = registration, lifecycle, positions
 

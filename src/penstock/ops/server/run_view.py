@@ -115,7 +115,6 @@ class QueryView:
         return round(sum(rows for _, rows in islice(self.recent, 1, None)) / seconds, 3) if seconds > 0 else 0.0
 
     def duration_ms(self, share: float) -> float | None:
-        """A percentile of how long the newest complete epochs took."""
         return percentile(sorted(self.durations), share) if self.durations else None
 
     @property
@@ -173,7 +172,6 @@ class QueryView:
         self.inflight[sink] = (epochs, size)
 
     def add(self, epoch: dict[str, Any]) -> None:
-        """The record of an epoch."""
         if epoch["outcome"] != "complete":
             self.failed += 1
             return
@@ -397,7 +395,6 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def ms(seconds: Any) -> int:
-    """Milliseconds since 1970."""
     return round(float(seconds or 0.0) * 1000)
 
 

@@ -62,8 +62,6 @@ class Run:
 
 
 class OneRun:
-    """The run of the job in this process."""
-
     def __init__(self, run: Callable[[], Run]) -> None:
         self._run = run
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import ipaddress
 import json
+import mimetypes
 import re
 import secrets
 import threading
@@ -23,7 +23,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from penstock.errors import ControlError, PenstockError
 from penstock.ops.server.client import ERROR_HEADER
@@ -45,6 +45,8 @@ MAX_BODY_BYTES = 1 << 20  # Flink's own requests have a few hundred
 PAGE = Path(__file__).parent / "page"
 LINK_USED = "This link has been used, or is too old. `penstock ui` gives another"
 
+mimetypes.add_type("text/javascript", ".js")  # older tables of systems have another name for it
+
 _MOST_IN_HEADER = 8000
 _BEARER = re.compile(r"bearer +(?P<token>\S+) *", re.IGNORECASE)
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:@/\s]+)(?::\d*)?")
@@ -58,12 +60,6 @@ _HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-_MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 _ENDED = ControlError(
     "The job ended before it could answer.",
     safe="what was decided is safe. Whether this was done is not known.",
@@ -219,7 +215,6 @@ def flag(body: Mapping[str, Any], key: str) -> bool:
 
 
 def whole(request: Request, name: str, default: int | None) -> int | None:
-    """A number of the query string."""
     value = request.query_params.get(name)
     if not value:
         return default
@@ -280,28 +275,10 @@ def error_response(error: PenstockError, status: int, headers: dict[str, str] | 
     return AsciiJson({"errors": [str(error)]}, status, headers={**(headers or {}), **more})
 
 
-# The page
+class Page(StaticFiles):
+    """The page's files. They need no token: they hold nothing of a job, and a browser that opens them has none yet."""
 
-
-@cache
-def page_files() -> dict[str, tuple[bytes, str, str]]:
-    """By path: bytes, media type and tag. They are read once, and any other name is never looked up on disk."""
-    files = {}
-    for file in sorted(PAGE.rglob("*")):
-        if file.is_file() and not file.name.startswith((".", "__")):
-            body, kind = file.read_bytes(), _MEDIA_TYPES.get(file.suffix, "application/octet-stream")
-            files[file.relative_to(PAGE).as_posix()] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:24]}"')
-    return files
-
-
-def page_file(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Answers with one of `page_files`."""
-
-    async def answer(request: Request) -> Response:
-        body, kind, tag = page_files()[name]
-        headers = {"ETag": tag, "Cache-Control": "no-cache"}
-        if tag in [known.strip() for known in request.headers.get("If-None-Match", "").split(",")]:
-            return Response(status_code=304, headers=headers)
-        return Response(body, media_type=kind, headers=headers)
-
-    return answer
+    def file_response(self, *arguments: Any, **named: Any) -> Response:
+        response = super().file_response(*arguments, **named)
+        response.headers["Cache-Control"] = "no-cache"
+        return response

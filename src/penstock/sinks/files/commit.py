@@ -91,8 +91,6 @@ def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
 
 
 class FileWriter(Writer):
-    """Writes one hidden file."""
-
     def __init__(self, staged: str, final: str, file: StagedFile, encoder: Encoder) -> None:
         self._staged, self._final = staged, final
         self._file, self._encoder = file, encoder
@@ -119,8 +117,6 @@ class FileWriter(Writer):
 
 
 class FileCommitter(Committer):
-    """Renames, proves, sweeps."""
-
     def __init__(self, storage: Tree, scope: SinkScope) -> None:
         self._storage, self._scope = storage, scope
         self._staged = f"{private_folder(scope)}/staged"

@@ -40,8 +40,6 @@ SAMPLE = 10_000
 
 
 class Encoder(ABC):
-    """Writes batches into one stream."""
-
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None: ...
 

@@ -129,8 +129,6 @@ class UploadStream(io.RawIOBase):
 
 
 class UploadWriter(Writer):
-    """Writes one upload."""
-
     def __init__(self, bucket: S3Folder, scope: WriterScope, ending: str, encode: Callable[[Any], Encoder]) -> None:
         token = secrets.token_hex(6)
         self._bucket = bucket
@@ -167,8 +165,6 @@ class UploadWriter(Writer):
 
 
 class UploadCommitter(Committer):
-    """Completes, proves, sweeps."""
-
     def __init__(self, bucket: S3Folder, scope: SinkScope) -> None:
         self._bucket, self._scope = bucket, scope
         self._receipts = f"{private_folder(scope)}/receipts"

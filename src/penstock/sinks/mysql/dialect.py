@@ -294,7 +294,6 @@ class MySqlDialect(Dialect[Session]):
         self._drop_moved(connection, writers)
 
     def _staging_tables(self, session: Session) -> set[str]:
-        """The staging tables of this sink, of every generation."""
         found = session.query(
             "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name LIKE %s",
             [self.names.database, self.names.staging_prefix.replace("_", "\\_") + "%"],

@@ -37,7 +37,6 @@ from penstock.sinks.sql.tables import (
 
 if TYPE_CHECKING:
     from penstock.sinks.mysql.dialect import MySqlDialect
-    from penstock.sinks.mysql.session import Session
     from penstock.sinks.mysql.sink import MySqlSink
 
 #: Marks our XA ids; any number will do.
@@ -49,8 +48,6 @@ _BRANCH = re.compile(r"g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Of one sink in one database."""
-
     prefix: str
     database: str
     table: str
@@ -84,7 +81,6 @@ class Names:
         return f"g{scope.sink.generation}-e{scope.epoch}-a{scope.attempt}-p{scope.partition}-{secrets.token_hex(8)}"
 
     def xid(self, branch: str) -> str:
-        """As a statement spells it."""
         return f"'{self.global_id}','{branch}',{FORMAT}"
 
     def staging(self) -> str:
@@ -113,8 +109,6 @@ RowColumns = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """As the server has it."""
-
     engine: str
     columns: tuple[Column, ...]
     definitions: tuple[str, ...]  # each column again, as a staging table needs it
@@ -207,7 +201,6 @@ def collation(session: Session, columns: RowColumns, key: Sequence[str]) -> str:
 
 
 def creation(names: Names, columns: RowColumns, key: Sequence[str], collation: str) -> str:
-    """The statement that creates the table."""
     keys = {name.lower() for name in key}
     lines = [
         f"{quoted(name, '`')} {column_type(kind, in_key=name.lower() in keys)}"
@@ -238,7 +231,6 @@ def ambiguous_keys(table: Table, key: Sequence[str]) -> list[str]:
 
 
 def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:
-    """Every unique index; columns in lower case."""
     rows = session.query(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
@@ -427,7 +419,6 @@ def _cut_times(table: Table | None, columns: RowColumns | None) -> Iterator[str]
 
 
 def version(session: Session) -> tuple[str, tuple[int, ...]]:
-    """Product and version."""
     text = str(session.query("SELECT VERSION()")[0][0])
     product = "MariaDB" if "mariadb" in text.lower() else "MySQL"
     text = text.removeprefix("5.5.5-")  # MariaDB's prefix for old clients

@@ -117,7 +117,6 @@ def unsupported(name: str, kind: str) -> SchemaMismatch:
 
 
 def column_type(kind: str, *, in_key: bool = False) -> str:
-    """The column that a new table gets."""
     if in_key and kind in _IN_KEY:
         return _IN_KEY[kind]
     return _TYPES.get(kind) or kind.upper()

@@ -149,7 +149,6 @@ class MySqlWriter(Writer):
                 raise self._mapper.error(kind, f"column {name!r} is {column.type}: {what}.")
 
     def _open_staging(self, session: Session, table: Table) -> str:
-        """Create a table for the rows; its name."""
         columns = zip(table.columns, table.definitions, strict=True)
         definitions = [definition for column, definition in columns if column.name in self._columns]
         name = self._names.staging()

@@ -73,11 +73,9 @@ class Place:
 
     @property
     def target(self) -> str:
-        """The table in a statement."""
         return f"{quoted(self.schema)}.{quoted(self.table)}"
 
     def own(self, name: str) -> str:
-        """One of the sink's own tables in a statement."""
         return f"{quoted(self.own_schema)}.{quoted(name)}"
 
     @property
@@ -170,7 +168,6 @@ class Line:
             return list(cursor.fetchall()) if cursor.description is not None else []
 
     def count(self, statement: str, *parameters: Any) -> int:
-        """Run one statement; how many rows it changed."""
         with self._within() as connection:
             return int(connection.execute(statement, parameters).rowcount)
 

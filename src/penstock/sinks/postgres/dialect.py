@@ -46,8 +46,6 @@ def application(prefix: str, generation: int, role: str) -> str:
 
 
 class PostgresDialect(Dialect[Line]):
-    """One sink on its server."""
-
     looks_back = True
 
     def __init__(self, sink: PostgresSink, scope: SinkScope) -> None:

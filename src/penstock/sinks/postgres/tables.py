@@ -68,8 +68,6 @@ FROM (SELECT relid::oid FROM pg_partition_tree($1::bigint::oid::regclass) UNION 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The target as it is in the database."""
-
     oid: int
     kind: str
     columns: tuple[PgColumn, ...]

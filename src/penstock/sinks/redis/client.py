@@ -243,8 +243,6 @@ def hash_tag(prefix: str) -> str:
 
 
 class Layout:
-    """The names of one sink's own keys."""
-
     def __init__(self, base: str) -> None:
         self.base = base
         self.open, self.begun, self.done, self.synced = (

@@ -43,8 +43,6 @@ _OUTCOMES = {b"done": Outcome.COMMITTED, b"already": Outcome.ALREADY_COMMITTED, 
 
 
 class RedisCommitter(Committer):
-    """Applies, proves, sweeps."""
-
     def __init__(self, sink: RedisSink, scope: SinkScope) -> None:
         self._sink, self._scope = sink, scope
         self._keys = client.Layout.of(scope, sink.prefix)

@@ -204,7 +204,6 @@ def _rendered(column: pa.Array, name: str) -> list[Any]:
 
 
 def has_lengths(kind: pa.DataType) -> bool:
-    """Whether a type is text or bytes."""
     from pyarrow import types
 
     fits = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)

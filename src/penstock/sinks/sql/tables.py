@@ -79,7 +79,6 @@ def is_staging(name: str) -> bool:
 
 
 def quoted(name: str, mark: str = '"') -> str:
-    """`name` as an identifier in a statement."""
     return f"{mark}{name.replace(mark, mark * 2)}{mark}"
 
 
@@ -151,8 +150,6 @@ def require_key(where: str, missing: Sequence[str], columns: Sequence[str]) -> N
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table."""
-
     name: str
     type: str
     nullable: bool = True

@@ -63,7 +63,6 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
 
 
 def _names(name: str, kind: DataType) -> Iterator[str]:
-    """The names of a column and of all fields inside it."""
     from pyspark.sql import types as t
 
     yield name

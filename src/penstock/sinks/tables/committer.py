@@ -63,8 +63,6 @@ _HINT_SECONDS = 5.0  # an epoch waits for it
 
 
 class TableCommitter(Committer):
-    """Adds, proves, sweeps."""
-
     def __init__(self, target: Target, scope: SinkScope) -> None:
         self._target, self._scope = target, scope
         self._lock = threading.RLock()  # a drainer and a coordinator may share a committer

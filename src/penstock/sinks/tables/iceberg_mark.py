@@ -100,7 +100,6 @@ class Pages:
 
 
 def mark_in(properties: Mapping[str, str], name: str) -> Mapping[str, Any]:
-    """The mark in the table's properties."""
     text = properties.get(name)
     mark: Mapping[str, Any] = json.loads(text) if text else _NOTHING
     return mark

@@ -25,8 +25,6 @@ _SQLITE = "sqlite:///"
 
 @dataclass(frozen=True, repr=False)
 class TableSink(TwoPhaseSink):
-    """What both table sinks share."""
-
     shapes_once: ClassVar[bool] = True
     forbidden: ClassVar[str]
     """Characters that column names may not have."""

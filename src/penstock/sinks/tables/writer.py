@@ -31,8 +31,6 @@ OPEN_FILES = 64
 
 
 class TableWriter(Writer):
-    """Writes data files."""
-
     def __init__(self, target: Target, scope: WriterScope, compression: str, create: bool) -> None:
         self._target, self._scope, self._compression, self._create = target, scope, compression, create
         self._token = secrets.token_hex(10)

@@ -26,10 +26,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ui]:
     (tmp_path / "page" / "parts" / "style.css").write_text("a {}")
     (tmp_path / "secret.txt").write_text("not of the page")
     monkeypatch.setattr(web, "PAGE", tmp_path / "page")
-    web.page_files.cache_clear()
     with ui() as one:
         yield one
-    web.page_files.cache_clear()
 
 
 def buy(address: str, code: str) -> tuple[int, Any]:
