@@ -57,7 +57,7 @@ class Outage:
         assert self._broker.running
 
 
-USUAL = ("recover.committed", "epoch.decided", "commit.first", "task.written")
+USUAL = ("recover.committed", "commit.first", "task.written")
 
 
 @pytest.mark.parametrize("point", mostly_long(DRIVER, *USUAL))

@@ -16,6 +16,8 @@ from tests.support.waiting import until
 
 #: Where an epoch that goes through the in-flight log differs.
 UNALIGNED = [name for name in LOGGED if POINTS[name] == "driver"]
+#: Recorded and not delivered, decided, delivered and not marked: the simulation dies at every point of the drainer.
+USUAL = ["inflight.recorded", "drain.decided", "drain.committed"]
 #: Where it does not; `test_several_sinks.py` has them in `make test`.
 COMMON = ["epoch.decided", "epoch.committed", "recover.committed", "commit.first"]
 
@@ -23,7 +25,7 @@ COMMON = ["epoch.decided", "epoch.committed", "recover.committed", "commit.first
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param(UNALIGNED, id="of the log"),
+        pytest.param(USUAL, id="usual"),
         pytest.param([*UNALIGNED, *COMMON], id="all", marks=pytest.mark.long),
     ],
 )

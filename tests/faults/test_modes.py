@@ -74,6 +74,7 @@ def test_at_most_once_loses_and_never_doubles(case: Callable[..., Case], session
     assert verdict.lost > 0
 
 
+@pytest.mark.long
 def test_at_most_once_does_not_double_what_was_visible(case: Callable[..., Case], session: SparkSession) -> None:
     """The very kill at which at-least-once doubles."""
     verdict = kill_and_go_on(case(checkpoints={"mode": "at_most_once"}), "epoch.committed", session)

@@ -28,7 +28,7 @@ def endless(broker: Broker, session: SparkSession, tmp_path_factory: pytest.Temp
 
 @pytest.mark.parametrize(
     "point",
-    mostly_long(DRIVER, "recover.committed", "epoch.precommitted", "epoch.decided", "commit.first"),
+    mostly_long(DRIVER, "epoch.precommitted", "commit.first"),
 )
 def test_workers_killed_while_the_driver_is_at(endless: Endless, point: str) -> None:
     killed: list[int] = []

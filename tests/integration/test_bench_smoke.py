@@ -19,6 +19,7 @@ def run(script: str, *options: str) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
+@pytest.mark.long
 def test_the_kafka_benchmark_runs_in_small(tmp_path: Path) -> None:
     results = tmp_path / "kafka.json"
     small = "--rows 8000 --epoch 2000 --repeat 1 --tuned-only --writers 8 --only throughput writers"

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long  # a cluster of its own; every run has Hadoop's storage in `test_hadoop_storage.py`
+
 ROOT = Path(__file__).parents[2]
 
 
