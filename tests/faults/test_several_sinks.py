@@ -31,9 +31,9 @@ from tests.support.waiting import until
 RECOVERED = "recover.swept"
 #: Every epoch passes `commit.first` three times, once for each sink: the second time two are visible in part.
 ACTIONS = {**dict.fromkeys(DRIVER, "crash"), "commit.first": "crash@2"}
-#: One of each kind that a successor can find: prepared and undecided, decided, committed in part, committed and not in
-#: Spark's log, and a recovery that dies. The simulation dies at every point of every history.
-USUAL = ("epoch.sealed", "epoch.decided", "commit.first", "epoch.committed", "recover.committed")
+#: One of each kind that a successor can find: nothing under way, prepared and undecided, committed in part, committed
+#: and not in Spark's log, and a recovery that dies. The simulation dies at every point of every history.
+USUAL = (RECOVERED, "epoch.sealed", "commit.first", "epoch.committed", "recover.committed")
 #: One task fails, so that an attempt is aborted.
 RAISING = "task.written"
 
