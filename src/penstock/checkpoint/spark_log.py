@@ -348,7 +348,6 @@ class SparkLog:
     def _unreadable(self, name: str) -> LedgerCorrupt:
         return LedgerCorrupt(
             f"Spark's checkpoint file {self.location}/{name} cannot be read.",
-            safe="nothing was started or changed.",
             to_do="restore the file from a copy of the checkpoint.",
         )
 

@@ -131,7 +131,6 @@ def read_layout(folder: Tree) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerCorrupt(
             f"{folder.location} holds no state that was written out completely ({LAYOUT} is missing or damaged).",
-            safe="nothing was changed.",
             to_do="use another savepoint.",
         ) from error
     if version > CANONICAL_VERSION:

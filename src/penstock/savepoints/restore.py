@@ -167,7 +167,6 @@ class Restorer:
             raise NotRestorable(
                 f"Query {uid!r} leaves some of its stateful operators behind and changes its parallelism or backend"
                 " at once, or comes from a canonical savepoint.",
-                safe="nothing was started or changed.",
                 to_do="do it in two steps: restore the changed program first, take a savepoint, then rescale.",
             )
         if canonical or rewrites:

@@ -143,7 +143,7 @@ def read(folder: Tree) -> Savepoint:
             what = "a savepoint that was never finished"
             to_do = "use another savepoint; this one can be removed by `penstock savepoint --dispose`."
         happened = f"{folder.location} has no {METADATA}, so it is {what}."
-        raise SavepointIncomplete(happened, safe="nothing was started or changed.", to_do=to_do)
+        raise SavepointIncomplete(happened, to_do=to_do)
     return Savepoint.of(data, f"{folder.location}/{METADATA}")
 
 
@@ -188,7 +188,6 @@ def read_state(spark: SparkSession, checkpoint: Tree, epoch: int, barrier: Barri
 def _damaged(folder: Tree, what: str) -> SavepointCorrupt:
     return SavepointCorrupt(
         f"The savepoint {folder.location} is damaged: {what}.",
-        safe="nothing was started or changed.",
         to_do="copy the savepoint again from where it was made, or use another.",
     )
 

@@ -82,7 +82,6 @@ def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace
     if not uids:
         raise SavepointIncomplete(
             f"{path} is no savepoint, no job's folder and no checkpoint of Spark's.",
-            safe="nothing was changed.",
             to_do="give a savepoint, STORAGE/JOB, STORAGE/JOB/chk-N, or the folder that holds `offsets`.",
         )
     history = Histories(folder.storage).current()
@@ -161,7 +160,7 @@ def _newest(checkpoint: Tree) -> int:
     complete = [int(name) for name in checkpoint.names(layout.COMMITS) if name.isdigit()]
     if not complete:
         happened = f"{checkpoint.location} has no complete batch."
-        raise SavepointIncomplete(happened, safe="nothing was changed.", to_do="let the query run first.")
+        raise SavepointIncomplete(happened, to_do="let the query run first.")
     return max(complete)
 
 
@@ -172,7 +171,6 @@ def _epochs(folder: Tree, uids: list[str], number: int) -> dict[str, int | None]
     if body is None:
         raise SavepointIncomplete(
             f"There is no global checkpoint {number} in {folder.location}.",
-            safe="nothing was changed.",
             to_do=f"name one that is in {folder.location}/{layout.GLOBAL}.",
         )
     return {uid: int(entry["epoch"]) for uid, entry in body["queries"].items()}
@@ -266,7 +264,6 @@ def _reading(entry: StateRows, spark: SparkSession) -> Iterator[Any]:
         raise SavepointError(
             f"The state of operator {entry.operator.id} ({entry.operator.name}) in {entry.place.folder.location}"
             f" could not be read: {cause_of(error)}",
-            safe="nothing was changed.",
             to_do="if the job runs, its files may just have been replaced: ask again. Otherwise look at another"
             " checkpoint or savepoint.",
         ) from error

@@ -140,7 +140,6 @@ def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
     if data is None:
         raise LedgerCorrupt(
             f"{checkpoint.location} has state of operator {operator} and no description of it ({name}).",
-            safe="nothing was changed.",
             to_do="restore the file from a copy. A checkpoint of Spark before 3.5 has none: run the query once with"
             " a newer Spark, which writes it.",
         )
@@ -160,7 +159,6 @@ def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
             if content is None:
                 raise LedgerCorrupt(
                     f"{checkpoint.location} has no {root}/{file}, the schema of a state store.",
-                    safe="nothing was changed.",
                     to_do="restore the file from a copy of the checkpoint.",
                 )
             files[file] = content
@@ -179,7 +177,6 @@ def _parse(data: bytes, where: str) -> tuple[int, dict[str, Any]]:
     except ValueError as error:
         raise LedgerCorrupt(
             f"Spark's description of a stateful operator, {where}, is of a form this version does not know.",
-            safe="nothing was changed.",
             to_do="restore the file from a copy, or use a version of Penstock that knows this version of Spark.",
         ) from error
     return int(line[1:]), parsed
@@ -206,7 +203,6 @@ def families(data: bytes) -> Iterator[Family]:
     else:
         raise LedgerCorrupt(
             f"A state schema of Spark's has the version {version!r}, which this version does not know.",
-            safe="nothing was changed.",
             to_do="use a version of Penstock that knows this version of Spark.",
         )
 

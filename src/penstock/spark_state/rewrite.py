@@ -169,7 +169,6 @@ def require_format(origin: Tree, batch: int) -> None:
     if commit is None:
         raise LedgerCorrupt(
             f"{origin.location} has no {layout.commits(batch)}: batch {batch} is not complete there.",
-            safe="nothing was changed.",
             to_do="name the last complete batch.",
         )
     if commit.partition(b"\n")[0] != b"v1" or b"stateUniqueIds" in commit:
