@@ -7,13 +7,14 @@ other differences are refused: nothing is cut, rounded or dropped silently.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConstraintViolated, SchemaMismatch
+from penstock.sinks.files.text import column_problems, types_in
 from penstock.sinks.sql.tables import hint
 
 if TYPE_CHECKING:
@@ -41,18 +42,15 @@ def varchar_length(kind: str) -> int | None:
 
 def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     """The Arrow columns of `frame`; `SchemaMismatch` for types and names that no table can have."""
+    from pyspark.sql import types as t
     from pyspark.sql.pandas.types import to_arrow_type
 
-    problems = [] if frame.columns else ["there are no columns"]
-    lower = [name.lower() for name in frame.columns]
-    problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
-    for column in frame.schema.fields:
-        for name in _names(column.name, column.dataType):
-            odd = sorted({repr(letter) for letter in name if letter in forbidden})
-            if odd or not name:
-                problems.append(f"the name {name!r} has {', '.join(odd) or 'no letters'}")
-        if not _storable(column.dataType):
-            problems.append(f"column {column.name} is {column.dataType.simpleString()}")
+    problems = column_problems(frame, lambda kind: not all(map(_storable, types_in(kind))))
+    structs = (part for part in types_in(frame.schema) if isinstance(part, t.StructType))
+    for name in (field.name for struct in structs for field in struct.fields):
+        odd = sorted({repr(letter) for letter in name if letter in forbidden})
+        if odd or not name:
+            problems.append(f"the name {name!r} has {', '.join(odd) or 'no letters'}")
     if problems:
         raise SchemaMismatch(
             f"The rows do not fit into {where}: {'; '.join(problems)}.",
@@ -62,34 +60,14 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     return pa.schema(kinds)
 
 
-def _names(name: str, kind: DataType) -> Iterator[str]:
-    from pyspark.sql import types as t
-
-    yield name
-    inside = [kind]
-    while inside:
-        part = inside.pop()
-        if isinstance(part, t.ArrayType):
-            inside.append(part.elementType)
-        elif isinstance(part, t.MapType):
-            inside += [part.keyType, part.valueType]
-        elif isinstance(part, t.StructType):
-            yield from (field.name for field in part.fields)
-            inside += [field.dataType for field in part.fields]
-
-
 def _storable(kind: DataType) -> bool:
     from pyspark.sql import types as t
 
-    if isinstance(kind, t.ArrayType):
-        return _storable(kind.elementType)
-    if isinstance(kind, t.MapType):
-        return _storable(kind.keyType) and _storable(kind.valueType)
     if type(kind) is t.StructType:
-        return bool(kind.fields) and all(_storable(field.dataType) for field in kind.fields)
+        return bool(kind.fields)
     return type(kind) in (
         t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
-        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType,
+        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, t.ArrayType, t.MapType,
     )  # fmt: skip
 
 
