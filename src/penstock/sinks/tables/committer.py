@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow.parquet as pq
 
@@ -218,12 +218,12 @@ class TableCommitter(Committer):
     def _change(self, epoch: int, prepared: Sequence[Committable], known: Known) -> Change:
         return Change(
             f"{self._scope.prefix} generation {self._scope.generation} epoch {epoch}",
-            files=[{**file, "about": self._about(c, file, known)} for c in prepared for file in c.payload["files"]],
+            files=[self._described(c, file, known) for c in prepared for file in c.payload["files"]],
             added=[committable.payload["token"] for committable in prepared],
         )
 
-    def _about(self, committable: Committable, file: Mapping[str, Any], known: Known) -> Mapping[str, Any]:
-        """The description of a file for the table's log, from its footer and its marker."""
+    def _described(self, committable: Committable, file: Mapping[str, Any], known: Known) -> Any:
+        """A file for the table's log, from its footer and its marker."""
         storage = self._target.storage(known)
         with contextlib.closing(storage.open(file["name"])) as stream:
             metadata = pq.read_metadata(stream)
@@ -303,11 +303,14 @@ class TableCommitter(Committer):
         storage.remove(name)
 
 
-class _Dangling:
+class _Dangling(NamedTuple):
     """A file that a writer once opened, by its marker."""
 
-    def __init__(self, marker: str, generation: int, name: str, token: str, position: Mapping[str, Any]) -> None:
-        self.marker, self.generation, self.name, self.token, self.position = marker, generation, name, token, position
+    marker: str
+    generation: int
+    name: str
+    token: str
+    position: Mapping[str, Any]
 
 
 class _Histories:

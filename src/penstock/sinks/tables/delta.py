@@ -80,12 +80,9 @@ class DeltaTarget(Target):
                 return None
             table = self._table
             schema = pa.schema(table.schema().to_arrow())
-            meta = table.metadata()
             self._refuse(schema)
             position = {"version": table.version(), "txn": table.transaction_version(self._app)}
-            indexed = meta.configuration.get("delta.dataSkippingNumIndexedCols", str(INDEXED))
-            extra = {"partitions_in_files": False, "indexed": int(indexed)}
-            return Known(schema, tuple(meta.partition_columns), position, extra)
+            return Known(schema, tuple(table.metadata().partition_columns), position, {"partitions_in_files": False})
 
     def _updated(self) -> bool:
         """Whether there is a table; then its state is the newest."""
@@ -153,12 +150,11 @@ class DeltaTarget(Target):
             self._opened = open_folder(self._path, self._options)
         return self._opened
 
-    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        return {
-            "stats": statistics(file, known.schema, known.extra["indexed"]),
-            "partition": dict(partition_values(file.values, known.partition_by)),
-            "modified": int(time.time() * 1000),
-        }
+    def describe(self, known: Known, file: Written) -> AddAction:
+        indexed = self._table.metadata().configuration.get("delta.dataSkippingNumIndexedCols", INDEXED)
+        values = dict(partition_values(file.values, known.partition_by))
+        stats = statistics(file, known.schema, int(indexed))
+        return AddAction(file.name, file.size, values, int(time.time() * 1000), data_change=True, stats=stats)
 
     def history(self, since: Mapping[str, Any]) -> History:
         now = self._table.transaction_version(self._app)
@@ -194,7 +190,7 @@ class DeltaTarget(Target):
         with self.translate_errors():
             try:
                 table.create_write_transaction(
-                    [_added(file["name"], file["bytes"], **file["about"]) for file in change.files],
+                    list(change.files),
                     mode="append",
                     schema=table.schema(),
                     partition_by=list(table.metadata().partition_columns),
@@ -241,10 +237,6 @@ def _notes(kind: Any, inside: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield from _notes(field["type"], path)
     for part in ("elementType", "keyType", "valueType"):
         yield from _notes(kind.get(part), (*inside, part))
-
-
-def _added(name: str, size: int, *, partition: dict[str, str | None], modified: int, stats: str) -> AddAction:
-    return AddAction(name, size, partition, modified, data_change=True, stats=stats)
 
 
 def _entry(version: int) -> str:

@@ -74,10 +74,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One commit of the table: files with their description, and the tokens it takes and gives up."""
+    """One commit of the table: its files as `Target.describe` returns them, and the tokens it takes and gives up."""
 
     note: str
-    files: Sequence[Mapping[str, Any]] = ()
+    files: Sequence[Any] = ()
     added: Sequence[str] = ()
     swept: Sequence[str] = ()
 
@@ -105,8 +105,8 @@ class Target(ABC):
         """The folder of the data files."""
 
     @abstractmethod
-    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        """The description of a data file for the table's log, as JSON."""
+    def describe(self, known: Known, file: Written) -> Any:
+        """A data file as the library adds it to the table last looked at."""
 
     @abstractmethod
     def history(self, since: Mapping[str, Any]) -> History:

@@ -128,7 +128,7 @@ class TableWriter(Writer):
             "position": dict(known.position),
             "columns": types_of(columns),
             "partition_by": list(known.partition_by),
-            # No statistics and no partition values: the ledger holds no row's values. See `TableCommitter._about`.
+            # No statistics and no partition values: the ledger holds no row's values. See `TableCommitter._described`.
             "files": [{"name": file.name, "bytes": file.size} for file in self._done],
         }
 
