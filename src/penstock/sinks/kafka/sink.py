@@ -150,9 +150,10 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         return KafkaWriter(scope, Key(self._prefix(scope.sink), scope.sink.generation, producer_settings), self.topic)
 
     def open_direct_writer(self, scope: WriterScope) -> Writer:
+        from penstock.sinks.kafka.pool import Key
         from penstock.sinks.kafka.writer import DirectKafkaWriter
 
-        return DirectKafkaWriter(self._producer_settings(), self.topic)
+        return DirectKafkaWriter(scope, Key("", 0, tuple(sorted(self._producer_settings().items()))), self.topic)
 
     def open_committer(self, scope: SinkScope) -> KafkaCommitter:
         from penstock.sinks.kafka.committer import KafkaCommitter
