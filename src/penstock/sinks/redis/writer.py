@@ -29,6 +29,7 @@ from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueToo
 from penstock.sinks.files.commit import attempt_name
 from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
 from penstock.sinks.redis import client
+from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,15 +83,11 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
                 )
     refuse_keys(values, "The Redis sink")
     if mode == "string" and len(values) > 1:
-        parts = [keys_as_text(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in values]
+        parts = [keys_as_text(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
         columns = [f.to_json(f.struct(*parts), dict(LOSSLESS["json"])).alias("value")]
     else:
-        columns = [_plain(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in values]
-    return frame.select(_plain(f.col(_quoted(key)), key_type).alias(key), *columns)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
+        columns = [_plain(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
+    return frame.select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
 
 
 def _is_nested(kind: DataType) -> bool:

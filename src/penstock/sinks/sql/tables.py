@@ -234,7 +234,7 @@ def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals
     refuse_keys([field for field in frame.schema.fields if as_json(field.dataType)], "The sink")
     chosen = []
     for field in frame.schema.fields:
-        column = f.col(f"`{field.name.replace('`', '``')}`")
+        column = f.col(quoted(field.name, "`"))
         if as_json(field.dataType):
             exact = _with_text(field.dataType) if decimals_as_text else field.dataType
             if exact != field.dataType:

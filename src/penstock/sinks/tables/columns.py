@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConstraintViolated, SchemaMismatch
 from penstock.sinks.files.text import column_problems, types_in
-from penstock.sinks.sql.tables import hint
+from penstock.sinks.sql.tables import Column, compare, hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,24 +94,14 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def fit(rows: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
     """The columns of `table` that `rows` fill, in the table's order; `SchemaMismatch` names all differences."""
-    by_name = {field.name: field for field in table}
-    wrong = []
-    for field in rows:
-        if field.name not in by_name:
-            wrong.append(f"the table has no column {field.name!r}{hint(field.name, by_name)}")
-        elif not widens(field.type, by_name[field.name].type):
-            theirs = _type_name(by_name[field.name].type)
-            wrong.append(f"column {field.name!r} is {_type_name(field.type)}, the table's is {theirs}")
-    wrong.extend(
-        f"the table's column {field.name!r} may not be null, and the rows do not have it"
-        for field in table
-        if not field.nullable and field.name not in rows.names
+    compare(
+        types_of(rows).items(),
+        [Column(name, kind, table.field(name).nullable) for name, kind in types_of(table).items()],
+        where,
+        lambda _, column: (
+            None if widens(rows.field(column.name).type, table.field(column.name).type) else "not every value fits"
+        ),
     )
-    if wrong:
-        raise SchemaMismatch(
-            f"The rows do not fit into {where}: {'; '.join(wrong)}.",
-            to_do="select, rename or cast the columns of the DataFrame, or alter the table.",
-        )
     return pa.schema([field for field in table if field.name in rows.names])
 
 
