@@ -498,9 +498,6 @@ class Settlement:
                 return self.fence()
             case protocol.Look():
                 return self._look()
-            case protocol.WriteClaim(claim):
-                self._run.claim(claim)
-                failpoint("recover.claimed")
             case protocol.RestoreLog(epoch, decided):
                 fence = self._run.refuse_superseded
                 return restore(self._of.ledger, self._of.log, epoch, decided, fence=fence) is not None
