@@ -86,7 +86,8 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
             for store in operator.stores:
                 hashmap, joins = backend_of(conf) == Backend.HASHMAP, join_format(conf, operator)
                 raw = raw_rows(work, location, batch, operator, store, hashmap=hashmap, join_format=joins)
-                stores.append({**_describe_store(store, raw), "families": _export(work, goal, operator, store, raw)})
+                spread_by = {"partition_schema": raw.schema[PARTITION].dataType.jsonValue()}
+                stores.append({**asdict(store), **spread_by, "families": _export(work, goal, operator, store, raw)})
             files = {name: base64.b64encode(data).decode() for name, data in operator.files.items()}
             plain = {name: getattr(operator, name) for name in ("id", "name", "version", "number", "properties")}
             described.append({**plain, "stores": stores, "files": files})
@@ -190,16 +191,6 @@ def _order_counts(families: Sequence[str]) -> bool:
 def _index(operator: OperatorMetadata, store: Store) -> int:
     before = operator.stores[: operator.stores.index(store)]
     return sum(len(store.families) for store in before)
-
-
-def _describe_store(store: Store, raw: DataFrame) -> dict[str, Any]:
-    return {
-        "name": store.name,
-        "prefix_columns": store.prefix_columns,
-        "partitions": store.partitions,
-        "schema_files": list(store.schema_files),
-        "partition_schema": raw.schema[PARTITION].dataType.jsonValue(),
-    }
 
 
 def parse_operator(body: dict[str, Any]) -> OperatorMetadata:

@@ -127,11 +127,6 @@ class Savepoint:
         return cls(**known_fields(cls, {**body, "kind": Kind(body["kind"]), "queries": queries, "files": files}))
 
 
-def new_name(job: str) -> tuple[str, str]:
-    token = secrets.token_hex(6)
-    return token, f"savepoint-{job}-{token}"
-
-
 def read(folder: Tree) -> Savepoint:
     """The savepoint in `folder`; `SavepointIncomplete` where there is none."""
     data = folder.storage.read(METADATA)
@@ -231,8 +226,8 @@ class Taker:
     def take(self, directory: str, kind: Kind, *, drained: bool = False, progress: Progress = silent) -> TakenSavepoint:
         """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
         as it was."""
-        id_, name = new_name(self._job)
-        path = f"{directory.rstrip('/')}/{name}"
+        id_ = secrets.token_hex(6)
+        path = f"{directory.rstrip('/')}/savepoint-{self._job}-{id_}"
         folder = tree_at(path, self._spark)
         began = time.monotonic()
         try:

@@ -14,8 +14,8 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
-from penstock.sinks.files.commit import attempt_name
-from penstock.sinks.redis.client import Layout, hash_tag, numbers_of, public_address, translated
+from penstock.sinks.files.commit import attempt_name, numbers_in
+from penstock.sinks.redis.client import Layout, hash_tag, public_address, translated
 from penstock.sinks.redis.sink import findings
 from penstock.sinks.redis.writer import commands, lay_out, portions
 
@@ -142,8 +142,8 @@ def test_output_put_aside(prefix: str, moved: str) -> None:
 
 def test_names_carry_their_generation() -> None:
     scope = WriterScope(SinkScope("job", "uid", 12), 3, 1, 4, 7)
-    assert numbers_of(attempt_name(scope, "0a1b")) == (12, 3, 4)
-    assert numbers_of("g12-something-else") is None
+    assert numbers_in(attempt_name(scope, "0a1b")) == (12, 3, 4)
+    assert numbers_in("g12-something-else") is None
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 #: Epochs whose receipts are kept. One would do in order; the others are for epochs that commit concurrently.
 KEPT_RECEIPTS = 16
 
-_STAGED = re.compile(r"^g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+\.")
+_ATTEMPT = re.compile(r"g(\d+)-e(\d+)-a\d+-p(\d+)-t\d+-[0-9a-f]+(?:\..+)?")
 _RECEIPT = re.compile(r"^e(?P<epoch>\d+)-[0-9a-f]+(?:\.(?P<kind>begun|done))?$")
 
 
@@ -82,6 +82,12 @@ def attempt_name(scope: WriterScope, token: str) -> str:
     """The name of one writer's file of one attempt."""
     run = f"g{scope.sink.generation:08d}-e{scope.epoch:010d}-a{scope.attempt}"
     return f"{run}-p{scope.partition:05d}-t{scope.task_attempt}-{token}"
+
+
+def numbers_in(name: str) -> tuple[int, int, int] | None:
+    """Generation, epoch and partition in the name of a writer's attempt, whatever its ending; None for others."""
+    match = _ATTEMPT.fullmatch(name)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
@@ -255,8 +261,8 @@ class FileCommitter(Committer):
 
     def _open(self) -> dict[str, tuple[int, int, int]]:
         """The staged files of this and older generations; generation, epoch and partition of each."""
-        matches = {f"{self._staged}/{name}": _STAGED.match(name) for name in self._storage.file_names(self._staged)}
-        numbers = {name: (int(m[1]), int(m[2]), int(m[3])) for name, m in matches.items() if m}
+        names = self._storage.file_names(self._staged)
+        numbers = {f"{self._staged}/{name}": found for name in names if (found := numbers_in(name)) is not None}
         return {name: found for name, found in numbers.items() if found[0] <= self._scope.generation}
 
     def _remove(self, staged: Sequence[str]) -> int:

@@ -266,7 +266,7 @@ class TableCommitter(Committer):
             for name in storage.file_names(private_folder(self._scope)):
                 parsed = parse_marker(name)
                 if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
-                    position = _position(storage, f"{private_folder(self._scope)}/{name}")
+                    position = marked_position(storage, f"{private_folder(self._scope)}/{name}")
                     dangling.append(_Dangling(name, *parsed, position))
             return self._sweep(dangling, known, deadline) if dangling else 0
 
@@ -336,10 +336,3 @@ class _Histories:
     def never_taken(self, token: str, position: Mapping[str, Any]) -> bool:
         history = self.since(position)
         return history.complete and token not in history.added
-
-
-def _position(storage: Tree, marker: str) -> Mapping[str, Any]:
-    try:
-        return marked_position(storage.read(marker))
-    except FileNotFoundError:
-        return {}

@@ -140,11 +140,11 @@ def marker_body(position: Mapping[str, Any], values: Sequence[Any]) -> bytes:
     return json.dumps({"position": dict(position), "values": values_json}).encode()
 
 
-def marked_position(body: bytes) -> Mapping[str, Any]:
-    """The beginning for a marker cut short by a crash: no file was written behind it."""
+def marked_position(storage: Tree, marker: str) -> Mapping[str, Any]:
+    """The beginning for a marker that is gone, or was cut short by a crash: no file was written behind it."""
     try:
-        position: Mapping[str, Any] = json.loads(body)["position"]
-    except (ValueError, KeyError):
+        position: Mapping[str, Any] = json.loads(storage.read(marker))["position"]
+    except (FileNotFoundError, ValueError, KeyError):
         return {}
     return position
 

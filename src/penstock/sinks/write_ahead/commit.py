@@ -22,7 +22,6 @@ again.
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, Writ
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
-from penstock.sinks.files.commit import Receipts, attempt_name, label
+from penstock.sinks.files.commit import Receipts, attempt_name, label, numbers_in
 from penstock.storage.open import task_tree
 from penstock.storage.tree import full_disk_named
 
@@ -50,8 +49,6 @@ _PAUSES = (0.05, 0.2, 1.0, 2.0)
 _NOTHING = "nothing of this epoch is visible; it replays from the same positions."
 #: Epochs whose notes are kept. One would do in order; the others are for epochs that commit concurrently.
 KEPT_EPOCHS = 16
-
-_ROWS = re.compile(r"g(?P<generation>\d+)-e\d+-a\d+-p\d+-t\d+-[0-9a-f]+\.arrow")
 
 
 class RowLog:
@@ -86,8 +83,8 @@ class RowLog:
 
     def waiting(self) -> dict[str, int]:
         """The names of all logged rows, with their generation."""
-        matches = ((name, _ROWS.fullmatch(name)) for name in self._storage.file_names(f"{self._folder}/rows"))
-        return {name: int(match["generation"]) for name, match in matches if match}
+        names = self._storage.file_names(f"{self._folder}/rows")
+        return {name: numbers[0] for name in names if (numbers := numbers_in(name)) is not None}
 
     def _rows(self, name: str) -> str:
         return f"{self._folder}/rows/{safe_part(name, self._location)}"
