@@ -22,10 +22,10 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.layout import CANONICAL, CANONICAL_VERSION
+from penstock.checkpoint.layout import CANONICAL, CANONICAL_VERSION, refuse_newer
 from penstock.checkpoint.spark_files import conf_of
 from penstock.config.state import Backend, backend_of
-from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+from penstock.errors import LedgerCorrupt
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
@@ -134,12 +134,7 @@ def read_layout(folder: Tree) -> dict[str, Any]:
             f"{folder.location} holds no state that was written out completely ({LAYOUT} is missing or damaged).",
             to_do="use another savepoint.",
         ) from error
-    if version > CANONICAL_VERSION:
-        raise LedgerFromTheFuture(
-            f"{folder.location}/{LAYOUT} is of version {version}; this version of Penstock knows {CANONICAL_VERSION}.",
-            safe="nothing was changed.",
-            to_do="use the version of Penstock that wrote it, or a newer one.",
-        )
+    refuse_newer(f"{folder.location}/{LAYOUT}", version, CANONICAL_VERSION)
     return body
 
 
