@@ -12,6 +12,7 @@ survive a move: they are kept as names below the operator's folder and made whol
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import tempfile
@@ -193,9 +194,9 @@ def families(data: bytes) -> Iterator[Family]:
     elif version == "v3":
         for _ in range(reader.integer()):
             name = reader.utf()
-            reader.short()
+            reader.integer(">h")
             key = json.loads(reader.long_text())
-            reader.short()
+            reader.integer(">h")
             value = json.loads(reader.long_text())
             reader.long_text()  # how keys are encoded
             reader.long_text()  # the user's key, where there is one
@@ -207,33 +208,20 @@ def families(data: bytes) -> Iterator[Family]:
         )
 
 
-class _JavaData:
+class _JavaData(io.BytesIO):
     """What Java's DataOutputStream wrote."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def integer(self) -> int:
-        return int(self._take(">i", 4))
-
-    def short(self) -> int:
-        return int(self._take(">h", 2))
+    def integer(self, form: str = ">i") -> int:
+        [value] = struct.unpack(form, self.read(struct.calcsize(form)))
+        return int(value)
 
     def utf(self) -> str:
-        size = int(self._take(">H", 2))
-        raw = self._data[self._at : self._at + size].replace(b"\xc0\x80", b"\0")
-        self._at += size
+        raw = self.read(self.integer(">H")).replace(b"\xc0\x80", b"\0")
         # Java writes a character beyond 16 bits as its two surrogates.
         return raw.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass").decode("utf-16")
 
     def long_text(self) -> str:
         return "".join(self.utf() for _ in range(self.integer()))
-
-    def _take(self, form: str, size: int) -> Any:
-        [value] = struct.unpack_from(form, self._data, self._at)
-        self._at += size
-        return value
 
 
 # Operators
