@@ -24,14 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import CANONICAL, CANONICAL_VERSION, refuse_newer
 from penstock.checkpoint.spark_files import conf_of
-from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
 from penstock.spark_state.rewrite import (
     RewritePlan,
-    join_format,
     open_readable,
     require_format,
     require_reader,
@@ -84,8 +82,7 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
         for operator in operators:
             stores = []
             for store in operator.stores:
-                hashmap, joins = backend_of(conf) == Backend.HASHMAP, join_format(conf, operator)
-                raw = raw_rows(work, location, batch, operator, store, hashmap=hashmap, join_format=joins)
+                raw = raw_rows(work, location, batch, conf, operator, store)
                 spread_by = {"partition_schema": raw.schema[PARTITION].dataType.jsonValue()}
                 stores.append({**asdict(store), **spread_by, "families": _export(work, goal, operator, store, raw)})
             files = {name: base64.b64encode(data).decode() for name, data in operator.files.items()}

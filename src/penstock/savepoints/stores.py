@@ -270,15 +270,14 @@ def _reading(entry: StateRows, spark: SparkSession) -> Iterator[Any]:
 
 
 def _frame(entry: StateRows, work: SparkSession) -> Any:
-    from penstock.spark_state.rewrite import join_format
     from penstock.spark_state.store_rows import raw_rows, typed_rows
 
     place = entry.place
     if entry.parquet is not None:
         return work.read.parquet(f"{place.folder.location}/{entry.parquet}")
-    where = (work, place.folder.location, place.batch, entry.operator, entry.store)
-    joins = join_format(conf_of(place.folder, place.batch), entry.operator)
-    return typed_rows(work, raw_rows(*where, hashmap=entry.backend == "hashmap", join_format=joins), entry.family)
+    conf = conf_of(place.folder, place.batch)
+    raw = raw_rows(work, place.folder.location, place.batch, conf, entry.operator, entry.store)
+    return typed_rows(work, raw, entry.family)
 
 
 def _test(frame: Any, path: tuple[str, ...], value: Any) -> Column:
