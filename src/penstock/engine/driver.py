@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import errors
-from penstock.checkpoint.decision import Committable, Decision, Outcome, WriterId
+from penstock.checkpoint.decision import Claim, Committable, Decision, Outcome, WriterId
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
@@ -86,8 +86,8 @@ class LedgerRun:
                         case protocol.NewestGeneration():
                             reply = self.newest_generation()
                         case protocol.WriteClaim(claim):
-                            reply = self.ledger.claim(claim, self.query_id())
-                            failpoint("recover.claimed")
+                            reply = None
+                            self.claim(claim)
                         case _:
                             reply = perform(action)
         except StopIteration as end:
@@ -112,6 +112,10 @@ class LedgerRun:
 
     def scope(self, uid: str) -> SinkScope:
         return SinkScope(self.job, f"{uid}{self.mark}", self.generation)
+
+    def claim(self, claim: Claim) -> None:
+        self.ledger.claim(claim, self.query_id())
+        failpoint("recover.claimed")
 
     def newest_generation(self) -> int:
         return self._registered.newest_generation()
