@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
@@ -195,23 +195,6 @@ def hint(name: str, there: Iterable[str]) -> str:
     if close is None:
         close = next(iter(difflib.get_close_matches(name, list(there), n=1)), None)
     return "" if close is None else f" (it has {close!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class UniqueIndex:
-    """`columns` are compared as a whole; with `parts` also the beginning of a column, or an expression."""
-
-    name: str
-    columns: frozenset[str]
-    parts: bool = False
-
-    def is_on(self, key: Collection[str]) -> bool:
-        """Whether two rows are the same to it exactly where their keys are."""
-        return not self.parts and self.columns == frozenset(key)
-
-    def may_disagree_with(self, key: Collection[str], never_equal: Collection[str]) -> bool:
-        """Whether it can match a row with another key; a column of `never_equal` differs in any two rows."""
-        return not (self.columns >= frozenset(key) or self.columns & frozenset(never_equal))
 
 
 def require_values(batch: pa.RecordBatch, key: Sequence[str], system: str, table: str) -> None:
