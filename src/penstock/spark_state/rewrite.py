@@ -72,7 +72,9 @@ def rewrite(
         require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     plan.require_writer(version_of(spark), operators)
-    plan.prepare(origin, goal, batch, operators)
+    _require_no_state(goal)
+    copy_logs(origin, goal, batch)
+    plan.describe(goal, batch, operators)
     with open_work_session(spark) as work, open_readable(origin, goal, operators, progress) as location:
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
@@ -123,12 +125,6 @@ class RewritePlan:
                 to_do="restore it as it is (a native savepoint, with the parallelism and backend it has), or with"
                 " state.backend.type=hashmap; or upgrade PySpark, which takes up the same savepoint, and do it there.",
             )
-
-    def prepare(self, origin: Tree, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
-        """All of the target but its state."""
-        _require_no_state(goal)
-        copy_logs(origin, goal, batch)
-        self.describe(goal, batch, operators)
 
     def describe(self, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
         """What Spark must find written down about the state to come."""
