@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import secrets
 import time
@@ -81,7 +80,8 @@ class SavedSink:
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
     """One query at its epoch. `sources` are the uids behind Spark's positions, in their order; `backend` and
-    `partitions` are None for a query that keeps no state. `operators` as `spark_state.operators` describes them."""
+    `partitions` are None for a query that keeps no state. `operators` as
+    `spark_state.metadata.describe_operator` shows them."""
 
     epoch: int
     query_id: str
@@ -175,9 +175,8 @@ def read_state(spark: SparkSession, checkpoint: Tree, epoch: int, barrier: Barri
     if not checkpoint.names(layout.STATE):
         return {"backend": None, "partitions": None}
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
-    operators = [dataclasses.asdict(operator) for operator in read_operators(spark, checkpoint.location, epoch)]
-    state = tuple(json.loads(json.dumps(operator)) for operator in operators)
-    return {"backend": backend_of(conf), "partitions": int(conf[PARTITIONS]), "operators": state}
+    operators = read_operators(spark, checkpoint.location, epoch)
+    return {"backend": backend_of(conf), "partitions": int(conf[PARTITIONS]), "operators": operators}
 
 
 def _damaged(folder: Tree, what: str) -> SavepointCorrupt:

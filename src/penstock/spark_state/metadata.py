@@ -227,48 +227,34 @@ class _JavaData(io.BytesIO):
 # Operators
 
 
-@dataclass(frozen=True, slots=True)
-class StateStore:
-    """Rows of one kind: a store, or, where a store holds several column families, one of those, under its own name.
-    Schemas are Spark's, as JSON; None where they are not known."""
-
-    name: str
-    partitions: int
-    key_schema: dict[str, Any] | None
-    value_schema: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One stateful operator: its position in the plan, Spark's name for what it does, and what it keeps."""
-
-    id: int
-    name: str
-    stores: tuple[StateStore, ...]
-    partitions: int
-
-
-def read_operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[Operator, ...]:
-    """The stateful operators of a checkpoint as they were after `batch`; none for a query that keeps no state.
-    Reads a few small files. Without a session only a local disk can be reached."""
+def read_operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[dict[str, Any], ...]:
+    """The stateful operators of a checkpoint as they were after `batch`, each as `describe_operator` shows it; none for
+    a query that keeps no state. Reads a few small files. Without a session only a local disk can be reached."""
     folder = tree_at(checkpoint, spark)
     count = conf_of(folder, batch).get(PARTITIONS)
     partitions = None if count is None else int(count)
     return tuple(describe_operator(operator, partitions) for operator in read_metadata(folder, batch))
 
 
-def describe_operator(operator: OperatorMetadata, partitions: int | None = None) -> Operator:
-    """`partitions` come from the positions: Spark does not correct its description when it repartitions."""
+def describe_operator(operator: OperatorMetadata, partitions: int | None = None) -> dict[str, Any]:
+    """One stateful operator as savepoints keep it: its position in the plan, Spark's name for what it does, and a store
+    for each kind of rows, with Spark's schemas. A column family is a store under its own name. `partitions` come from
+    the positions: Spark does not correct its description when it repartitions."""
     count = partitions or max((store.partitions for store in operator.stores), default=0)
-    stores = tuple(
-        StateStore(store.name if family.name == DEFAULT else family.name, count, family.key, family.value)
+    stores = [
+        {
+            "name": store.name if family.name == DEFAULT else family.name,
+            "partitions": count,
+            "key_schema": family.key,
+            "value_schema": family.value,
+        }
         for store in operator.stores
         for family in store.families
-    )
-    return Operator(operator.id, operator.name, stores, count)
+    ]
+    return {"id": operator.id, "name": operator.name, "stores": stores, "partitions": count}
 
 
-def plan_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...]:
+def plan_operators(frame: DataFrame, output_mode: str) -> tuple[dict[str, Any], ...]:
     """The stateful operators of a streaming DataFrame in the plan's order, with the schemas their state would have.
     Spark plans the first batch of a query into a folder that is thrown away, and writes there what it would write into
     a new checkpoint. Nothing runs, and no source is asked."""
