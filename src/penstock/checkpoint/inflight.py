@@ -20,7 +20,7 @@ import contextlib
 import re
 import threading
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +50,6 @@ class LogFile:
     name: str
     bytes: int
     crc: int
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> LogFile:
-        return cls(str(body["name"]), int(body["bytes"]), int(body["crc"]))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -173,7 +169,7 @@ def _corrupt(where: str, why: str) -> LedgerCorrupt:
 
 
 def log_of(committable: Committable) -> LogFile:
-    return LogFile.of(committable.payload["log"])
+    return LogFile(**committable.payload["log"])
 
 
 def with_prepared(committable: Committable, prepared: Committable | None) -> Committable:
