@@ -21,8 +21,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
@@ -106,16 +105,11 @@ def _plain(column: Column, kind: DataType) -> Column:
     return column.cast("string") if kind.simpleString().startswith("interval") else column
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows in the scripts' layout: nulls (`""`, or a `1` or `0` for each value), key, values; row after row."""
 
     elements: list[Any]
     width: int
-
-    @property
-    def count(self) -> int:
-        return len(self.elements) // self.width
 
 
 def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
