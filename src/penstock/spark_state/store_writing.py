@@ -16,6 +16,7 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,12 +119,9 @@ def _write_through_driver(rows: DataFrame, target: Tree, file: str, codec: str) 
     pieces = parts.toLocalIterator(prefetchPartitions=True)
     for partition, mine in itertools.groupby(pieces, key=lambda row: int(row["partition"])):
         path = jvm.org.apache.hadoop.fs.Path(f"{target.location}/{file.format(partition=partition)}")
-        stream = path.getFileSystem(hadoop_conf(spark)).create(path, True)
-        try:
+        with closing(path.getFileSystem(hadoop_conf(spark)).create(path, True)) as stream:
             for row in mine:
                 stream.write(bytes(row["piece"]))
-        finally:
-            stream.close()
 
 
 def _write_file(path: str, codec: str, batches: Iterator[Any]) -> Iterator[Any]:

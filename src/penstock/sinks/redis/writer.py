@@ -275,7 +275,7 @@ class StagingWriter(Writer):
                 self._expect(length)
 
     def pre_commit(self) -> Mapping[str, Any]:
-        try:
+        with contextlib.closing(self._client):
             if not self._elements:
                 self._undo()
                 return {}
@@ -284,16 +284,11 @@ class StagingWriter(Writer):
                 average = max(1, self._bytes * self._width // self._elements)
                 at_once = self._width * max(1, min(ELEMENTS_AT_ONCE // self._width, BYTES_AT_ONCE // average))
                 self._validate(at_once)
-        finally:
-            self._client.close()
         return {"base": self._keys.base, "name": self._name, "elements": self._elements, "at_once": at_once}
 
     def abort(self) -> None:
-        try:
-            with client.translate_errors(self._sink.url):
-                self._undo()
-        finally:
-            self._client.close()
+        with contextlib.closing(self._client), client.translate_errors(self._sink.url):
+            self._undo()
 
     def _open(self, batch: pa.RecordBatch) -> None:
         fields = [name for name in batch.schema.names if name != self._sink.key]
