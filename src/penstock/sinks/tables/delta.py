@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import date, datetime
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,6 @@ class DeltaTarget(Target):
         self._table: Any = None
         self._entry = ""  # digest of the log's entry that the state ends with
         self._settled = -1  # all entries up to this one are known to be on the disk
-        self._opened: Tree | None = None
 
     def look(self) -> Known | None:
         with self.translate_errors():
@@ -101,7 +101,7 @@ class DeltaTarget(Target):
 
     def _digest(self, version: int) -> str:
         try:
-            return sha256(self._storage().read(_entry(version))).hexdigest()
+            return sha256(self._tree.read(_entry(version))).hexdigest()
         except FileNotFoundError:
             return ""  # cleaned up or dropped: load the table again
 
@@ -138,17 +138,16 @@ class DeltaTarget(Target):
                     storage_options=self._options or None,
                 )
             except deltalake.exceptions.CommitFailedError:
-                if self._storage().size(_entry(0)) is None:
+                if self._tree.size(_entry(0)) is None:
                     raise  # not because another task was faster
             self._sync([0])
 
     def storage(self, known: Known) -> Tree:
-        return self._storage()
+        return self._tree
 
-    def _storage(self) -> Tree:
-        if self._opened is None:
-            self._opened = open_folder(self._path, self._options)
-        return self._opened
+    @cached_property
+    def _tree(self) -> Tree:
+        return open_folder(self._path, self._options)
 
     def describe(self, known: Known, file: Written) -> AddAction:
         indexed = self._table.metadata().configuration.get("delta.dataSkippingNumIndexedCols", INDEXED)
@@ -166,7 +165,7 @@ class DeltaTarget(Target):
         with self.translate_errors():
             for version in range(start if start <= newest + 1 else 0, newest + 1):
                 try:
-                    entry = self._storage().read(_entry(version))
+                    entry = self._tree.read(_entry(version))
                 except FileNotFoundError:
                     return History(frozenset(added), frozenset(swept), complete=False)
                 for action in _actions(entry):
@@ -201,7 +200,7 @@ class DeltaTarget(Target):
                     ),
                 )
             except deltalake.exceptions.CommitFailedError:
-                if self._storage().size(_entry(table.version() + 1)) is None:
+                if self._tree.size(_entry(table.version() + 1)) is None:
                     raise  # not because another writer was faster
                 return False
             self._sync([table.version() + 1])

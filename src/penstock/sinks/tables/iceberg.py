@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,14 +79,13 @@ class IcebergTarget(Target):
         self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
         self._pages = Pages(self._tree, private_folder(scope, "taken") if scope is not None else "")
         self.where = f"Iceberg table {table} of catalog {catalog}"
-        self._catalog: Any = None
         self._table: Any = None
         self._trees: dict[str, Tree] = {}
 
     def look(self) -> Known | None:
         with self.translate_errors():
             try:
-                self._table = self._connected().load_table(self._name)
+                self._table = self._catalog.load_table(self._name)
             except (NoSuchTableError, NoSuchNamespaceError):
                 self._table = None
                 return None
@@ -120,7 +120,7 @@ class IcebergTarget(Target):
         check_partitions(self._partition_by, schema, self.where)
         space = self._name.rpartition(".")[0]
         with self.translate_errors():
-            catalog = self._connected()
+            catalog = self._catalog
             # Several tasks may create it at once, and each catalog has its own error for the late ones.
             _patiently(lambda: catalog.create_namespace_if_not_exists(space), lambda: catalog.namespace_exists(space))
             _patiently(lambda: self._create(catalog, schema), lambda: catalog.table_exists(self._name))
@@ -148,7 +148,7 @@ class IcebergTarget(Target):
         with self.translate_errors():
             if self._table is None:
                 # Not from the driver's hints: a catalog may hand out credentials, which must not travel.
-                self._table = self._connected().load_table(self._name)
+                self._table = self._catalog.load_table(self._name)
             return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path, address=root)
 
     def describe(self, known: Known, file: Written) -> DataFile:
@@ -201,14 +201,14 @@ class IcebergTarget(Target):
             self._pages.prune(mark)
         return True
 
-    def _connected(self) -> Any:
-        if self._catalog is None:
-            # A catalog in a database creates its own tables when it is opened, and several tasks may do that at once.
-            self._catalog = _patiently(lambda: load_catalog(self._catalog_name, **self._properties), lambda: False)
-            warehouse = self._catalog.properties.get("warehouse", "")
-            if warehouse and ("://" not in warehouse or warehouse.startswith("file:")):
-                self._catalog.properties.setdefault("py-io-impl", f"{__name__}.{SyncedFileIO.__name__}")
-        return self._catalog
+    @cached_property
+    def _catalog(self) -> Any:
+        # A catalog in a database creates its own tables when it is opened, and several tasks may do that at once.
+        catalog = _patiently(lambda: load_catalog(self._catalog_name, **self._properties), lambda: False)
+        warehouse = catalog.properties.get("warehouse", "")
+        if warehouse and ("://" not in warehouse or warehouse.startswith("file:")):
+            catalog.properties.setdefault("py-io-impl", f"{__name__}.{SyncedFileIO.__name__}")
+        return catalog
 
     def translate_errors(self) -> AbstractContextManager[None]:
         # pyiceberg's errors have no common root, and its catalogs bring their own.
