@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, TableMissing
@@ -89,7 +89,7 @@ class Names:
     def staging_prefix(self) -> str:
         return staging_prefix(self.identity)
 
-    def numbers_in(self, writer: str) -> dict[str, int] | None:
+    def numbers_in(self, writer: str) -> dict[str, Any] | None:
         """Generation and, of an XA branch, epoch and partition in a writer's name; None if it is not of this sink."""
         match = _BRANCH.fullmatch(writer)
         if match is not None:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.contracts.sink import WriterScope
 from penstock.errors import ConfigurationError, DataError, SchemaMismatch
@@ -50,7 +50,7 @@ def writer_name(scope: WriterScope) -> str:
     )
 
 
-def numbers_in(name: str, prefix: str) -> dict[str, int] | None:
+def numbers_in(name: str, prefix: str) -> dict[str, Any] | None:
     """Generation, epoch and partition in a writer's name; None if it is not one of the sink `prefix`."""
     start = label(prefix)
     match = _WRITER.fullmatch(name, len(start)) if name.startswith(start) else None
