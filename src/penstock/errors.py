@@ -137,6 +137,7 @@ class LedgerCorrupt(LedgerError):
     """A file of the ledger is half-written or altered."""
 
     retryable = False
+    usually_safe = "nothing was changed."
 
 
 class UnsafeName(LedgerCorrupt):
@@ -205,6 +206,8 @@ class MarksLost(PositionsLost):
 
 class SavepointError(PenstockError):
     """A savepoint could not be taken, read or restored; job and checkpoint are unchanged."""
+
+    usually_safe = "nothing was started or changed."
 
 
 class SavepointIncomplete(SavepointError):

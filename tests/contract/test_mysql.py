@@ -199,7 +199,7 @@ def test_a_sweep_ends_a_writer_that_is_loading_and_frees_its_locks(xa: Story) ->
     harness.ask(f"CREATE TABLE {harness.table} (id BIGINT PRIMARY KEY, name TEXT)")
     zombie = xa.open_writer(xa.sink, xa.scope(), epoch=0)
     zombie.write(harness.rows(5))
-    zombie._loader.flush()  # type: ignore[attr-defined]  # the rows are in the table, and locked
+    zombie._flush()  # type: ignore[attr-defined]  # the rows are in the table, and locked
     assert xa.sweep(xa.sink, generation=2) == 1
     harness.ask(f"INSERT INTO {harness.table} VALUES (1, 'somebody else')")
     with pytest.raises(PenstockError):

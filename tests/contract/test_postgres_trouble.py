@@ -296,12 +296,11 @@ def test_a_connection_kept_over_a_restart_is_replaced(story: Callable[..., Story
 
 
 def test_an_answer_is_waited_for_as_long_as_allowed_and_no_longer(postgres: Postgres) -> None:
-    line = PostgresSink(postgres.dsn, table="t").line("test", 0.2)
-    with pytest.raises(psycopg.OperationalError):
-        line.ask("SELECT pg_sleep(3600)")
-    line.limit(Deadline(PATIENCE))
-    assert line.ask("SELECT 1") == [(1,)]
-    line.close()
+    with PostgresSink(postgres.dsn, table="t").line("test", 0.2) as line:
+        with pytest.raises(psycopg.OperationalError):
+            line.ask("SELECT pg_sleep(3600)")
+        line.limit(Deadline(PATIENCE))
+        assert line.ask("SELECT 1") == [(1,)]
 
 
 @pytest.mark.parametrize("how", ["url", "keyword"])

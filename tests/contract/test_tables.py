@@ -820,7 +820,7 @@ def test_a_delta_column_that_may_not_be_null_is_watched(delta: Story) -> None:
     sink = delta.harness.make_sink()
     with pytest.raises(ConstraintViolated, match="1 rows have no value in column 'id'"):
         delta.prepare(sink, [pa.RecordBatch.from_pydict({"id": [1, None], "name": ["a", "b"]})])
-    with pytest.raises(SchemaMismatch, match="'id' may not be null, and the rows do not have it"):
+    with pytest.raises(SchemaMismatch, match="'id' may not be null, has no default, and the rows"):
         delta.prepare(sink, [pa.RecordBatch.from_pydict({"name": ["a"]})])
 
 

@@ -24,7 +24,7 @@ from penstock.errors import ConfigurationError, SavepointError
 from penstock.savepoints.canonical import export, load
 from penstock.spark_state import rewrite as rewriting
 from penstock.spark_state import store_writing
-from penstock.spark_state.metadata import Operator, plan_operators, read_operators
+from penstock.spark_state.metadata import plan_operators, read_operators
 from penstock.spark_state.rewrite import CODEC, STRICT, rewrite
 from penstock.spark_state.store_rows import JOIN_FORMAT
 from penstock.storage.hadoop import HadoopStorage, HadoopTree
@@ -256,13 +256,14 @@ def test_the_query_goes_on(spark: SparkSession, tmp_path: Path, name: str) -> No
         assert story.run(checkpoint) == alone.run(tmp_path / "alone"), f"step {step}"
         assert newest(checkpoint) == newest(tmp_path / "alone")
     found = read_operators(spark, str(checkpoint), newest(checkpoint))
-    assert {one.partitions for one in found} == {case.chain[-1][1]}
+    assert {one["partitions"] for one in found} == {case.chain[-1][1]}
     planned = plan_operators(story.frame(), case.mode)
-    assert [(one.id, one.name, schemas(one)) for one in planned] == [(one.id, one.name, schemas(one)) for one in found]
+    assert list(map(schemas, planned)) == list(map(schemas, found))
 
 
-def schemas(operator: Operator) -> list[Any]:
-    return [(one.name, one.key_schema, one.value_schema) for one in operator.stores]
+def schemas(operator: dict[str, Any]) -> list[Any]:
+    stores = [(one["name"], one["key_schema"], one["value_schema"]) for one in operator["stores"]]
+    return [operator["id"], operator["name"], *stores]
 
 
 def through_parquet(spark: SparkSession, checkpoint: Path, batch: int, target: Path, **change: Any) -> None:
@@ -340,7 +341,7 @@ def test_a_write_that_fails_leaves_the_source(
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store_writing, "_FileTask", lambda *_: broken)
+        patched.setattr(store_writing, "partial", lambda *_: broken)
         with pytest.raises(SavepointError, match="the disk is gone"):
             rewrite(spark, str(tmp_path / "was"), batch, str(tmp_path / "to"), partitions=3)
     with pytest.raises(ConfigurationError, match="holds state already"):

@@ -20,13 +20,13 @@ import contextlib
 import re
 import threading
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.layout import BACKLOG, DRAINED, INFLIGHT_VERSION, numbered, numbers, seal, unseal
-from penstock.errors import LedgerCorrupt, LedgerFromTheFuture, PreCommitFailed, StorageNotShared
+from penstock.checkpoint.layout import BACKLOG, DRAINED, INFLIGHT_VERSION, numbered, numbers, refuse_newer, seal, unseal
+from penstock.errors import LedgerCorrupt, PreCommitFailed, StorageNotShared
 from penstock.storage.durable import ensure_folder
 from penstock.storage.open import task_tree
 from penstock.storage.storage import AlreadyExists, Storage, local_path, storage_errors
@@ -50,10 +50,6 @@ class LogFile:
     name: str
     bytes: int
     crc: int
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> LogFile:
-        return cls(str(body["name"]), int(body["bytes"]), int(body["crc"]))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -160,12 +156,7 @@ def read_log(location: str, file: LogFile) -> Iterator[pa.RecordBatch]:
         raise _corrupt(where, f"it has {len(data)} bytes and another checksum than the {file.bytes} that were decided")
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
         version = int((stream.schema.metadata or {}).get(_KEY, b"0"))
-        if version > INFLIGHT_VERSION:
-            raise LedgerFromTheFuture(
-                f"{where} has version {version}; this Penstock reads up to {INFLIGHT_VERSION}.",
-                safe="nothing of it was delivered; the rows stay in the log.",
-                to_do="run this job with the Penstock that wrote the log, or a newer one.",
-            )
+        refuse_newer(where, version, INFLIGHT_VERSION)
         yield from stream
 
 
@@ -178,7 +169,7 @@ def _corrupt(where: str, why: str) -> LedgerCorrupt:
 
 
 def log_of(committable: Committable) -> LogFile:
-    return LogFile.of(committable.payload["log"])
+    return LogFile(**committable.payload["log"])
 
 
 def with_prepared(committable: Committable, prepared: Committable | None) -> Committable:

@@ -189,15 +189,20 @@ def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
         raise _corrupt(where, "it is not a whole ledger file") from error
     if not isinstance(version, int) or version < 1 or format_ != f"penstock/{kind}":
         raise _corrupt(where, f"it says {format_!r} where 'penstock/{kind}' belongs")
-    if version > VERSION:
-        raise LedgerFromTheFuture(
-            f"{where} has version {version}; this Penstock reads up to {VERSION}.",
-            safe="nothing was read further, started or changed.",
-            to_do="run this job with the Penstock that wrote the ledger, or a newer one.",
-        )
+    refuse_newer(where, version, VERSION)
     if not isinstance(body, dict) or sealed.get("sha256") != _digest(_canonical(body)):
         raise _corrupt(where, "its checksum does not match its content")
     return body
+
+
+def refuse_newer(where: str, version: int, known: int) -> None:
+    """`LedgerFromTheFuture` where a file has a newer version than this Penstock knows."""
+    if version > known:
+        raise LedgerFromTheFuture(
+            f"{where} has version {version}; this Penstock reads up to {known}.",
+            safe="nothing was read further, started or changed.",
+            to_do="run this job with the Penstock that wrote it, or a newer one.",
+        )
 
 
 def known_fields(kind: Any, body: Mapping[str, Any]) -> dict[str, Any]:

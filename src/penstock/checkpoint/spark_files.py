@@ -45,7 +45,6 @@ def needed(checkpoint: Tree, epoch: int) -> list[str]:
         if name not in present:
             raise SavepointError(
                 f"{checkpoint.location} has no complete epoch {epoch}: {name} is missing.",
-                safe="nothing was changed.",
                 to_do="name an epoch that is complete and still kept; `num_retained` says how many are.",
             )
     names = [QUERY_ID, *(name for name in log if name in present)]
@@ -127,7 +126,6 @@ def _store(checkpoint: Tree, folder: str, files: list[str], version: int) -> lis
     if (newest := max(int(match["version"]) for match in matches)) < version:
         raise SavepointError(
             f"{checkpoint.location}/{folder} ends with version {newest}; version {version} is not there.",
-            safe="nothing was changed.",
             to_do="name an epoch whose state is still kept; `num_retained` says how many are.",
         )
     if tables := [name for name in files if name.startswith("SSTs/")]:
@@ -180,7 +178,6 @@ def _offsets(checkpoint: Tree, batch: int) -> tuple[str, dict[str, Any], list[st
     if data is None:
         raise LedgerCorrupt(
             f"{checkpoint.location} has no positions of batch {batch} ({layout.offsets(batch)}).",
-            safe="nothing was changed.",
             to_do="name a batch that the checkpoint holds, or restore the file from a copy.",
         )
     try:
@@ -190,7 +187,6 @@ def _offsets(checkpoint: Tree, batch: int) -> tuple[str, dict[str, Any], list[st
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LedgerCorrupt(
             f"Spark's checkpoint file {checkpoint.location}/{layout.offsets(batch)} cannot be read.",
-            safe="nothing was changed.",
             to_do="restore the file from a copy of the checkpoint.",
         ) from error
     return version, metadata, rest

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.layout import COMMITS, OFFSETS, QUERY_ID, SOURCES, STATE
-from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+from penstock.errors import LedgerCorrupt
 from penstock.storage.storage import AlreadyExists, Storage
 from penstock.storage.tree import checksum_file
 
@@ -87,13 +87,7 @@ class Barrier:
         if text is None:
             return None
         body = json.loads(text)
-        if body["version"] > _LANES_VERSION:
-            raise LedgerFromTheFuture(
-                f"A barrier notes its lanes in format {body['version']}; this version of Penstock knows"
-                f" {_LANES_VERSION}.",
-                safe="nothing was started or changed.",
-                to_do="run the job with the version of Penstock that wrote it, or a newer one.",
-            )
+        layout.refuse_newer("A barrier's note of its lanes", body["version"], _LANES_VERSION)
         return LaneNote(body["query"], body["topics"], body["parts"], body["marks"], body["closed"])
 
 
@@ -348,7 +342,6 @@ class SparkLog:
     def _unreadable(self, name: str) -> LedgerCorrupt:
         return LedgerCorrupt(
             f"Spark's checkpoint file {self.location}/{name} cannot be read.",
-            safe="nothing was started or changed.",
             to_do="restore the file from a copy of the checkpoint.",
         )
 

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from contextvars import copy_context
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -158,11 +159,8 @@ class Committers:
 
 def of_all_generations(sink: TwoPhaseSink, scope: SinkScope, deadline: Deadline) -> Sequence[Leftover] | None:
     """What the sink has open, whichever run opened it; None where the sink cannot say."""
-    committer = sink.open_committer(replace(scope, generation=_LAST))
-    try:
+    with closing(sink.open_committer(replace(scope, generation=_LAST))) as committer:
         return committer.leftovers(deadline)
-    finally:
-        committer.close()
 
 
 def refuse_unknown_runs(

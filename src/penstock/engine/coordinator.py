@@ -353,9 +353,6 @@ class Coordinator:
                 return self._register()
             case protocol.Look():
                 return self._look()
-            case protocol.WriteClaim(claim):
-                self._run.claim(claim)
-                failpoint("recover.claimed")
             case protocol.RestoreLog(epoch, decided):
                 return self._restore_log(epoch, decided)
             case PreCommit(_, only):

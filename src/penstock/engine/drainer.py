@@ -368,8 +368,6 @@ class Drainer:
                 return self._run.number
             case protocol.Look():
                 return self._look()
-            case protocol.WriteClaim(claim):
-                self._run.claim(claim)
             case protocol.RestoreLog(epoch, _):
                 return self._restore_log(epoch)
             case protocol.PreCommit(epoch, _):

@@ -73,8 +73,8 @@ class LedgerRun:
         self.log_fields = {"job": job, "query": query, **({"sink": ", ".join(sinks)} if self.mark else {})}
 
     def drive(self, steps: Generator[Any, Any, _T], perform: Callable[[Any], Any]) -> _T:
-        """Carry out actions until the coroutine ends; whether the run is still the newest is answered here, all else
-        by `perform`. What an action raises skips the coroutine and goes to the caller."""
+        """Carry out actions until the coroutine ends; whether the run is still the newest, and its claim, are answered
+        here, all else by `perform`. What an action raises skips the coroutine and goes to the caller."""
         reply: Any = None
         self.performed.clear()
         try:
@@ -82,8 +82,14 @@ class LedgerRun:
                 action = steps.send(reply)
                 self.performed.add(type(action))
                 with bound(**self.log_fields, epoch=_epoch_of(action)):
-                    newest = isinstance(action, protocol.NewestGeneration)
-                    reply = self.newest_generation() if newest else perform(action)
+                    match action:
+                        case protocol.NewestGeneration():
+                            reply = self.newest_generation()
+                        case protocol.WriteClaim(claim):
+                            reply = None
+                            self.claim(claim)
+                        case _:
+                            reply = perform(action)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except protocol.ProtocolStop as stop:
@@ -109,6 +115,7 @@ class LedgerRun:
 
     def claim(self, claim: Claim) -> None:
         self.ledger.claim(claim, self.query_id())
+        failpoint("recover.claimed")
 
     def newest_generation(self) -> int:
         return self._registered.newest_generation()

@@ -24,6 +24,7 @@ import logging
 import re
 import time
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
@@ -87,8 +88,13 @@ class GlobalCheckpoints:
         self._record_count = max(_MIN_RECORDS, checkpoints.num_retained)
         linked = find_links(runner.plan for runner in runners)
         self._fed = frozenset(link.upstream for link in linked)
-        self.order = downstream_first(list(self._runners), linked)
-        self._refused = self._refusal(linked, checkpoints)
+        self.order: tuple[str, ...] | None = None
+        try:
+            self.order = downstream_first(list(self._runners), linked)
+            self._refused = self._refusal(linked, checkpoints)
+        except CycleError as error:
+            feeding = ", ".join(sorted(set(error.args[1])))
+            self._refused = f"the queries {feeding} feed each other in a circle, so none of them is downstream"
         self._next: int | None = None
         self._last: Cut = {}
         self._pending: Cut | None = None
@@ -184,9 +190,6 @@ class GlobalCheckpoints:
         return there[-1] + 1 if there else 1
 
     def _refusal(self, linked: Sequence[QueryLink], checkpoints: Checkpoints) -> str:
-        if self.order is None:
-            feeding = ", ".join(find_circle(list(self._runners), linked))
-            return f"the queries {feeding} feed each other in a circle, so none of them is downstream"
         uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
         if uncommitted:
             return f"{', '.join(uncommitted)} also reads rows that are not committed"
@@ -234,34 +237,10 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
     return tuple(sorted(links))
 
 
-def downstream_first(queries: Sequence[str], linked: Iterable[QueryLink]) -> tuple[str, ...] | None:
-    """The queries, each before all that feed it; None where some feed each other in a circle."""
-    feeds: dict[str, set[str]] = {uid: set() for uid in queries}
-    for link in linked:
-        feeds[link.upstream].add(link.downstream)
-    order: list[str] = []
-    while feeds:
-        ready = [uid for uid, fed in feeds.items() if not fed]
-        if not ready:
-            return None
-        order += ready
-        feeds = {uid: fed - set(ready) for uid, fed in feeds.items() if uid not in ready}
-    return tuple(order)
-
-
-def find_circle(queries: Sequence[str], linked: Iterable[QueryLink]) -> list[str]:
-    """The queries that keep `downstream_first` from an answer: in a circle, or between two circles."""
-    remaining, linked = set(queries), list(linked)
-    while True:
-        inside = {
-            uid
-            for uid in remaining
-            if any(link.upstream == uid and link.downstream in remaining for link in linked)
-            and any(link.downstream == uid and link.upstream in remaining for link in linked)
-        }
-        if inside == remaining:
-            return sorted(remaining)
-        remaining = inside
+def downstream_first(queries: Sequence[str], linked: Sequence[QueryLink]) -> tuple[str, ...]:
+    """The queries, each before all that feed it. `CycleError` where some feed each other in a circle."""
+    feeds = {uid: {link.downstream for link in linked if link.upstream == uid} for uid in queries}
+    return tuple(TopologicalSorter(feeds).static_order())
 
 
 def _addresses(servers: str) -> set[str]:

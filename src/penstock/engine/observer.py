@@ -81,11 +81,12 @@ class Observer:
     ) -> None:
         """The epoch is complete or, with `error`, was given up."""
         measure, self._measure = self._measure, None
+        logged = notes.logged and any(committable.logged for committable in notes.committables)
         record = CheckpointRecord(
             query=self._query,
             epoch=epoch,
             generation=generation,
-            mode=self._mode_of(notes),
+            mode=("unaligned" if logged else "aligned") if self._mode == "exactly_once" else self._mode,
             outcome=COMPLETE if error is None else FAILED,
             why=None if error is None else f"{type(error).__name__}: {error}",
             opened=notes.opened,
@@ -113,12 +114,6 @@ class Observer:
 
     def _positions_at(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
         return tuple(zip(self._positions, barrier.offsets, strict=False)) if barrier is not None else ()
-
-    def _mode_of(self, notes: EpochNotes) -> str:
-        if self._mode != "exactly_once":
-            return self._mode
-        logged = notes.logged and any(committable.logged for committable in notes.committables)
-        return "unaligned" if logged else "aligned"
 
 
 def state_sizes(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:

@@ -35,8 +35,8 @@ from penstock.engine.inflight import InFlight
 from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
-from penstock.storage.local import LocalStorage
-from penstock.storage.storage import Storage, local_path
+from penstock.storage.open import tree_at
+from penstock.storage.storage import Storage
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
@@ -221,21 +221,7 @@ def _below(place: Place, root: str, name: str) -> Storage:
 
 
 def _place(spark: SparkSession | None) -> Place:
-    def at(location: str) -> Storage:
-        if spark is not None:
-            from penstock.storage.open import storage_at
-
-            return storage_at(location, spark)
-        path = local_path(location)
-        if path is None:
-            raise ConfigurationError(
-                f"{location} can be reached through Spark only.",
-                safe="nothing was changed.",
-                to_do="give the job's file instead, --job JOB.py: its settings and its Spark session are then used.",
-            )
-        return LocalStorage(path)
-
-    return at
+    return lambda location: tree_at(location, spark).storage
 
 
 def _state_format(log: Storage, spark: SparkSession | None) -> str:
@@ -498,9 +484,6 @@ class Settlement:
                 return self.fence()
             case protocol.Look():
                 return self._look()
-            case protocol.WriteClaim(claim):
-                self._run.claim(claim)
-                failpoint("recover.claimed")
             case protocol.RestoreLog(epoch, decided):
                 fence = self._run.refuse_superseded
                 return restore(self._of.ledger, self._of.log, epoch, decided, fence=fence) is not None

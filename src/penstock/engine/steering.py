@@ -237,9 +237,7 @@ class Steering:
 
     def _refusal(self, why: str | None = None) -> SavepointError:
         if not self._runners:
-            return SavepointError(
-                f"Job {self.name!r} does not run yet.", safe="nothing was changed.", to_do="ask again when it runs."
-            )
+            return SavepointError(f"Job {self.name!r} does not run yet.", to_do="ask again when it runs.")
         return SavepointError(
             f"Job {self.name!r} gives no savepoint: {why or 'it is stopping'}.",
             safe="its checkpoint is as it was; nothing is half done.",
@@ -329,7 +327,5 @@ def refuse_drained(uid: str, log: SparkLog, job: str) -> None:
 def not_held(uid: str, why: str) -> SavepointError:
     """The error for a query that cannot be brought to rest between two epochs."""
     return SavepointError(
-        f"Query {uid!r} cannot be held between two epochs: {why}.",
-        safe="nothing was changed.",
-        to_do="see the job's log; ask again when it runs.",
+        f"Query {uid!r} cannot be held between two epochs: {why}.", to_do="see the job's log; ask again when it runs."
     )

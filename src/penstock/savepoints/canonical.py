@@ -22,16 +22,14 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.layout import CANONICAL, CANONICAL_VERSION
+from penstock.checkpoint.layout import CANONICAL, CANONICAL_VERSION, refuse_newer
 from penstock.checkpoint.spark_files import conf_of
-from penstock.config.state import Backend, backend_of
-from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+from penstock.errors import LedgerCorrupt
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
 from penstock.spark_state.rewrite import (
     RewritePlan,
-    join_format,
     open_readable,
     require_format,
     require_reader,
@@ -84,9 +82,9 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
         for operator in operators:
             stores = []
             for store in operator.stores:
-                hashmap, joins = backend_of(conf) == Backend.HASHMAP, join_format(conf, operator)
-                raw = raw_rows(work, location, batch, operator, store, hashmap=hashmap, join_format=joins)
-                stores.append({**_describe_store(store, raw), "families": _export(work, goal, operator, store, raw)})
+                raw = raw_rows(work, location, batch, conf, operator, store)
+                spread_by = {"partition_schema": raw.schema[PARTITION].dataType.jsonValue()}
+                stores.append({**asdict(store), **spread_by, "families": _export(work, goal, operator, store, raw)})
             files = {name: base64.b64encode(data).decode() for name, data in operator.files.items()}
             plain = {name: getattr(operator, name) for name in ("id", "name", "version", "number", "properties")}
             described.append({**plain, "stores": stores, "files": files})
@@ -131,15 +129,9 @@ def read_layout(folder: Tree) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerCorrupt(
             f"{folder.location} holds no state that was written out completely ({LAYOUT} is missing or damaged).",
-            safe="nothing was changed.",
             to_do="use another savepoint.",
         ) from error
-    if version > CANONICAL_VERSION:
-        raise LedgerFromTheFuture(
-            f"{folder.location}/{LAYOUT} is of version {version}; this version of Penstock knows {CANONICAL_VERSION}.",
-            safe="nothing was changed.",
-            to_do="use the version of Penstock that wrote it, or a newer one.",
-        )
+    refuse_newer(f"{folder.location}/{LAYOUT}", version, CANONICAL_VERSION)
     return body
 
 
@@ -191,16 +183,6 @@ def _order_counts(families: Sequence[str]) -> bool:
 def _index(operator: OperatorMetadata, store: Store) -> int:
     before = operator.stores[: operator.stores.index(store)]
     return sum(len(store.families) for store in before)
-
-
-def _describe_store(store: Store, raw: DataFrame) -> dict[str, Any]:
-    return {
-        "name": store.name,
-        "prefix_columns": store.prefix_columns,
-        "partitions": store.partitions,
-        "schema_files": list(store.schema_files),
-        "partition_schema": raw.schema[PARTITION].dataType.jsonValue(),
-    }
 
 
 def parse_operator(body: dict[str, Any]) -> OperatorMetadata:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProgramQuery:
-    """What the program has under a uid. `operators` as `spark_state.operators` describes them, None where the plan
-    could not be looked at: then Spark compares, when it starts."""
+    """What the program has under a uid. `operators` as `describe_operator` shows them, None where the plan could
+    not be looked at: then Spark compares, when it starts."""
 
     sources: Sequence[str | None]
     sinks: Sequence[str]

@@ -94,7 +94,6 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession, at_
     if not uids:
         raise SavepointIncomplete(
             f"{path} names a checkpoint, but {root.location} is not the folder of a job.",
-            safe="nothing was started or changed.",
             to_do="give STORAGE/JOB/chk-N, with the storage and the name of the job it belongs to.",
         )
     if only is not None or len(uids) == 1:
@@ -124,7 +123,7 @@ def _newest_epochs(root: Tree, uids: Sequence[str], path: str) -> tuple[str, dic
     epochs = {uid: epoch for uid, epoch in newest.items() if epoch >= 0}
     if not epochs:
         happened = f"{path} has no complete epoch yet."
-        raise SavepointIncomplete(happened, safe="nothing was started or changed.", to_do="start the job.")
+        raise SavepointIncomplete(happened, to_do="start the job.")
     return history, epochs
 
 
@@ -139,7 +138,6 @@ def _refuse_unfinished(root: Tree, uid: str) -> None:
         raise SavepointError(
             f"Epoch {next_epoch(state)} of query {uid!r} in {root.location} is decided, but not in Spark's"
             f" log, which goes on with epoch {epoch}.",
-            safe="nothing was started or changed.",
             to_do="if that job runs, ask again in a moment; if it does not, start it once as it is, which finishes the"
             " epoch; or name an epoch that is complete, as STORAGE/JOB/chk-N.",
         )
@@ -153,7 +151,6 @@ def _global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]
     if body is None:
         raise SavepointIncomplete(
             f"There is no global checkpoint {number} in {root.location}; there are {known}.",
-            safe="nothing was started or changed.",
             to_do="name one of those, or take a savepoint.",
         )
     return str(body["history"]), {uid: int(query["epoch"]) for uid, query in body["queries"].items()}
@@ -170,7 +167,6 @@ def _query_epoch(root: Tree, uid: str, number: int | None, path: str) -> tuple[s
     complete = [name for name in root.names(f"{uid}/{histories[0]}/{layout.COMMITS}") if name.isdigit()]
     raise SavepointIncomplete(
         f"{path} is not there: epoch {number} of query {uid!r} is not complete, or not kept any more.",
-        safe="nothing was started or changed.",
         to_do=f"name one of {', '.join(sorted(complete, key=int)) or 'those that will come'}.",
     )
 
@@ -181,7 +177,6 @@ def _refuse_waiting(root: Tree, uid: str) -> None:
         raise SavepointError(
             f"Query {uid!r} in {root.location} has {len(waiting)} epochs in its in-flight log that are not delivered"
             " yet; a restore would leave them behind.",
-            safe="nothing was started or changed.",
             to_do="start that job as it is and let it deliver them, or take a savepoint, which waits for them.",
         )
 
@@ -197,7 +192,6 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
         raise LedgerCorrupt(
             f"{folder.location}/{layout.offsets(epoch)} is not what epoch {epoch} of query {uid!r} was decided on:"
             " another driver has written over it.",
-            safe="nothing was started or changed.",
             to_do="name another checkpoint, or a savepoint. Where this is the newest one, start the job as it is: its"
             " recovery takes the right positions from the ledger.",
         )
@@ -228,6 +222,5 @@ def _sources(root: Tree, uid: str, epoch: int, ledger: Ledger, offsets: Sequence
         return known
     raise SavepointError(
         f"It is not known which source of query {uid!r} each position of epoch {epoch} belongs to.",
-        safe="nothing was started or changed.",
         to_do="restore a checkpoint whose record (checkpoints/chk-N.json) is still there, or a savepoint.",
     )

@@ -21,7 +21,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.checkpoint import layout
@@ -149,10 +149,9 @@ class Restorer:
     def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
         from penstock.spark_state.metadata import plan_operators
 
-        operators: list[dict[str, Any]] | None = None
+        operators: tuple[dict[str, Any], ...] | None = None
         try:
-            planned = plan_operators(plan.frame, plan.output_mode)
-            operators = [json.loads(json.dumps(asdict(operator))) for operator in planned]
+            operators = plan_operators(plan.frame, plan.output_mode)
         except Exception as error:
             log.warning("query %s: its stateful operators could not be read beforehand: %s", plan.uid, error)
         parallelism, backend = asked.get("partitions"), asked.get("backend")
@@ -167,7 +166,6 @@ class Restorer:
             raise NotRestorable(
                 f"Query {uid!r} leaves some of its stateful operators behind and changes its parallelism or backend"
                 " at once, or comes from a canonical savepoint.",
-                safe="nothing was started or changed.",
                 to_do="do it in two steps: restore the changed program first, take a savepoint, then rescale.",
             )
         if canonical or rewrites:

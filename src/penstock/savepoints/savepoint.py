@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import re
 import secrets
 import time
@@ -81,7 +80,8 @@ class SavedSink:
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
     """One query at its epoch. `sources` are the uids behind Spark's positions, in their order; `backend` and
-    `partitions` are None for a query that keeps no state. `operators` as `spark_state.operators` describes them."""
+    `partitions` are None for a query that keeps no state. `operators` as
+    `spark_state.metadata.describe_operator` shows them."""
 
     epoch: int
     query_id: str
@@ -127,11 +127,6 @@ class Savepoint:
         return cls(**known_fields(cls, {**body, "kind": Kind(body["kind"]), "queries": queries, "files": files}))
 
 
-def new_name(job: str) -> tuple[str, str]:
-    token = secrets.token_hex(6)
-    return token, f"savepoint-{job}-{token}"
-
-
 def read(folder: Tree) -> Savepoint:
     """The savepoint in `folder`; `SavepointIncomplete` where there is none."""
     data = folder.storage.read(METADATA)
@@ -143,7 +138,7 @@ def read(folder: Tree) -> Savepoint:
             what = "a savepoint that was never finished"
             to_do = "use another savepoint; this one can be removed by `penstock savepoint --dispose`."
         happened = f"{folder.location} has no {METADATA}, so it is {what}."
-        raise SavepointIncomplete(happened, safe="nothing was started or changed.", to_do=to_do)
+        raise SavepointIncomplete(happened, to_do=to_do)
     return Savepoint.of(data, f"{folder.location}/{METADATA}")
 
 
@@ -180,15 +175,13 @@ def read_state(spark: SparkSession, checkpoint: Tree, epoch: int, barrier: Barri
     if not checkpoint.names(layout.STATE):
         return {"backend": None, "partitions": None}
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
-    operators = [dataclasses.asdict(operator) for operator in read_operators(spark, checkpoint.location, epoch)]
-    state = tuple(json.loads(json.dumps(operator)) for operator in operators)
-    return {"backend": backend_of(conf), "partitions": int(conf[PARTITIONS]), "operators": state}
+    operators = read_operators(spark, checkpoint.location, epoch)
+    return {"backend": backend_of(conf), "partitions": int(conf[PARTITIONS]), "operators": operators}
 
 
 def _damaged(folder: Tree, what: str) -> SavepointCorrupt:
     return SavepointCorrupt(
         f"The savepoint {folder.location} is damaged: {what}.",
-        safe="nothing was started or changed.",
         to_do="copy the savepoint again from where it was made, or use another.",
     )
 
@@ -232,8 +225,8 @@ class Taker:
     def take(self, directory: str, kind: Kind, *, drained: bool = False, progress: Progress = silent) -> TakenSavepoint:
         """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
         as it was."""
-        id_, name = new_name(self._job)
-        path = f"{directory.rstrip('/')}/{name}"
+        id_ = secrets.token_hex(6)
+        path = f"{directory.rstrip('/')}/savepoint-{self._job}-{id_}"
         folder = tree_at(path, self._spark)
         began = time.monotonic()
         try:

@@ -82,7 +82,6 @@ def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace
     if not uids:
         raise SavepointIncomplete(
             f"{path} is no savepoint, no job's folder and no checkpoint of Spark's.",
-            safe="nothing was changed.",
             to_do="give a savepoint, STORAGE/JOB, STORAGE/JOB/chk-N, or the folder that holds `offsets`.",
         )
     history = Histories(folder.storage).current()
@@ -161,7 +160,7 @@ def _newest(checkpoint: Tree) -> int:
     complete = [int(name) for name in checkpoint.names(layout.COMMITS) if name.isdigit()]
     if not complete:
         happened = f"{checkpoint.location} has no complete batch."
-        raise SavepointIncomplete(happened, safe="nothing was changed.", to_do="let the query run first.")
+        raise SavepointIncomplete(happened, to_do="let the query run first.")
     return max(complete)
 
 
@@ -172,7 +171,6 @@ def _epochs(folder: Tree, uids: list[str], number: int) -> dict[str, int | None]
     if body is None:
         raise SavepointIncomplete(
             f"There is no global checkpoint {number} in {folder.location}.",
-            safe="nothing was changed.",
             to_do=f"name one that is in {folder.location}/{layout.GLOBAL}.",
         )
     return {uid: int(entry["epoch"]) for uid, entry in body["queries"].items()}
@@ -266,22 +264,20 @@ def _reading(entry: StateRows, spark: SparkSession) -> Iterator[Any]:
         raise SavepointError(
             f"The state of operator {entry.operator.id} ({entry.operator.name}) in {entry.place.folder.location}"
             f" could not be read: {cause_of(error)}",
-            safe="nothing was changed.",
             to_do="if the job runs, its files may just have been replaced: ask again. Otherwise look at another"
             " checkpoint or savepoint.",
         ) from error
 
 
 def _frame(entry: StateRows, work: SparkSession) -> Any:
-    from penstock.spark_state.rewrite import join_format
     from penstock.spark_state.store_rows import raw_rows, typed_rows
 
     place = entry.place
     if entry.parquet is not None:
         return work.read.parquet(f"{place.folder.location}/{entry.parquet}")
-    where = (work, place.folder.location, place.batch, entry.operator, entry.store)
-    joins = join_format(conf_of(place.folder, place.batch), entry.operator)
-    return typed_rows(work, raw_rows(*where, hashmap=entry.backend == "hashmap", join_format=joins), entry.family)
+    conf = conf_of(place.folder, place.batch)
+    raw = raw_rows(work, place.folder.location, place.batch, conf, entry.operator, entry.store)
+    return typed_rows(work, raw, entry.family)
 
 
 def _test(frame: Any, path: tuple[str, ...], value: Any) -> Column:

@@ -12,6 +12,7 @@ survive a move: they are kept as names below the operator's folder and made whol
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import tempfile
@@ -140,7 +141,6 @@ def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
     if data is None:
         raise LedgerCorrupt(
             f"{checkpoint.location} has state of operator {operator} and no description of it ({name}).",
-            safe="nothing was changed.",
             to_do="restore the file from a copy. A checkpoint of Spark before 3.5 has none: run the query once with"
             " a newer Spark, which writes it.",
         )
@@ -160,7 +160,6 @@ def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
             if content is None:
                 raise LedgerCorrupt(
                     f"{checkpoint.location} has no {root}/{file}, the schema of a state store.",
-                    safe="nothing was changed.",
                     to_do="restore the file from a copy of the checkpoint.",
                 )
             files[file] = content
@@ -179,7 +178,6 @@ def _parse(data: bytes, where: str) -> tuple[int, dict[str, Any]]:
     except ValueError as error:
         raise LedgerCorrupt(
             f"Spark's description of a stateful operator, {where}, is of a form this version does not know.",
-            safe="nothing was changed.",
             to_do="restore the file from a copy, or use a version of Penstock that knows this version of Spark.",
         ) from error
     return int(line[1:]), parsed
@@ -196,9 +194,9 @@ def families(data: bytes) -> Iterator[Family]:
     elif version == "v3":
         for _ in range(reader.integer()):
             name = reader.utf()
-            reader.short()
+            reader.integer(">h")
             key = json.loads(reader.long_text())
-            reader.short()
+            reader.integer(">h")
             value = json.loads(reader.long_text())
             reader.long_text()  # how keys are encoded
             reader.long_text()  # the user's key, where there is one
@@ -206,85 +204,57 @@ def families(data: bytes) -> Iterator[Family]:
     else:
         raise LedgerCorrupt(
             f"A state schema of Spark's has the version {version!r}, which this version does not know.",
-            safe="nothing was changed.",
             to_do="use a version of Penstock that knows this version of Spark.",
         )
 
 
-class _JavaData:
+class _JavaData(io.BytesIO):
     """What Java's DataOutputStream wrote."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def integer(self) -> int:
-        return int(self._take(">i", 4))
-
-    def short(self) -> int:
-        return int(self._take(">h", 2))
+    def integer(self, form: str = ">i") -> int:
+        [value] = struct.unpack(form, self.read(struct.calcsize(form)))
+        return int(value)
 
     def utf(self) -> str:
-        size = int(self._take(">H", 2))
-        raw = self._data[self._at : self._at + size].replace(b"\xc0\x80", b"\0")
-        self._at += size
+        raw = self.read(self.integer(">H")).replace(b"\xc0\x80", b"\0")
         # Java writes a character beyond 16 bits as its two surrogates.
         return raw.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass").decode("utf-16")
 
     def long_text(self) -> str:
         return "".join(self.utf() for _ in range(self.integer()))
 
-    def _take(self, form: str, size: int) -> Any:
-        [value] = struct.unpack_from(form, self._data, self._at)
-        self._at += size
-        return value
-
 
 # Operators
 
 
-@dataclass(frozen=True, slots=True)
-class StateStore:
-    """Rows of one kind: a store, or, where a store holds several column families, one of those, under its own name.
-    Schemas are Spark's, as JSON; None where they are not known."""
-
-    name: str
-    partitions: int
-    key_schema: dict[str, Any] | None
-    value_schema: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One stateful operator: its position in the plan, Spark's name for what it does, and what it keeps."""
-
-    id: int
-    name: str
-    stores: tuple[StateStore, ...]
-    partitions: int
-
-
-def read_operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[Operator, ...]:
-    """The stateful operators of a checkpoint as they were after `batch`; none for a query that keeps no state.
-    Reads a few small files. Without a session only a local disk can be reached."""
+def read_operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[dict[str, Any], ...]:
+    """The stateful operators of a checkpoint as they were after `batch`, each as `describe_operator` shows it; none for
+    a query that keeps no state. Reads a few small files. Without a session only a local disk can be reached."""
     folder = tree_at(checkpoint, spark)
     count = conf_of(folder, batch).get(PARTITIONS)
     partitions = None if count is None else int(count)
     return tuple(describe_operator(operator, partitions) for operator in read_metadata(folder, batch))
 
 
-def describe_operator(operator: OperatorMetadata, partitions: int | None = None) -> Operator:
-    """`partitions` come from the positions: Spark does not correct its description when it repartitions."""
+def describe_operator(operator: OperatorMetadata, partitions: int | None = None) -> dict[str, Any]:
+    """One stateful operator as savepoints keep it: its position in the plan, Spark's name for what it does, and a store
+    for each kind of rows, with Spark's schemas. A column family is a store under its own name. `partitions` come from
+    the positions: Spark does not correct its description when it repartitions."""
     count = partitions or max((store.partitions for store in operator.stores), default=0)
-    stores = tuple(
-        StateStore(store.name if family.name == DEFAULT else family.name, count, family.key, family.value)
+    stores = [
+        {
+            "name": store.name if family.name == DEFAULT else family.name,
+            "partitions": count,
+            "key_schema": family.key,
+            "value_schema": family.value,
+        }
         for store in operator.stores
         for family in store.families
-    )
-    return Operator(operator.id, operator.name, stores, count)
+    ]
+    return {"id": operator.id, "name": operator.name, "stores": stores, "partitions": count}
 
 
-def plan_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...]:
+def plan_operators(frame: DataFrame, output_mode: str) -> tuple[dict[str, Any], ...]:
     """The stateful operators of a streaming DataFrame in the plan's order, with the schemas their state would have.
     Spark plans the first batch of a query into a folder that is thrown away, and writes there what it would write into
     a new checkpoint. Nothing runs, and no source is asked."""

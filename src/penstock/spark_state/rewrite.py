@@ -19,7 +19,7 @@ from penstock.config.state import PARTITIONS, PROVIDER, PROVIDERS, Backend, back
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
-from penstock.spark_state.store_rows import JOIN_FORMAT, raw_rows, spread_over
+from penstock.spark_state.store_rows import JOIN, JOIN_FORMAT, join_format, raw_rows, spread_over
 from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
 from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.open import tree_at
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 CODEC = "spark.sql.streaming.stateStore.compression.codec"
 STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
-_JOIN = "symmetricHashJoin"
 _KNOWN = {
     "stateStoreSave",
     "dedupe",
@@ -45,7 +44,7 @@ _KNOWN = {
     "transformWithStateExec",
     "transformWithStateInPandasExec",
     "transformWithStateInPySparkExec",
-    _JOIN,
+    JOIN,
 }
 
 
@@ -68,17 +67,18 @@ def rewrite(
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
     plan = RewritePlan.of(conf, operators, partitions, backend)
-    spread, hashmap = plan.partitions != int(conf[PARTITIONS]), backend_of(conf) == Backend.HASHMAP
+    spread = plan.partitions != int(conf[PARTITIONS])
     if spread:
         require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     plan.require_writer(version_of(spark), operators)
-    plan.prepare(origin, goal, batch, operators)
+    _require_no_state(goal)
+    copy_logs(origin, goal, batch)
+    plan.describe(goal, batch, operators)
     with open_work_session(spark) as work, open_readable(origin, goal, operators, progress) as location:
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
-            form = join_format(conf, operator)
-            frame = raw_rows(work, location, batch, operator, store, hashmap=hashmap, join_format=form)
+            frame = raw_rows(work, location, batch, conf, operator, store)
             return spread_over(frame, plan.partitions) if spread else frame
 
         plan.write(work, goal, batch, operators, rows, progress)
@@ -126,12 +126,6 @@ class RewritePlan:
                 " state.backend.type=hashmap; or upgrade PySpark, which takes up the same savepoint, and do it there.",
             )
 
-    def prepare(self, origin: Tree, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
-        """All of the target but its state."""
-        _require_no_state(goal)
-        copy_logs(origin, goal, batch)
-        self.describe(goal, batch, operators)
-
     def describe(self, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
         """What Spark must find written down about the state to come."""
         _require_no_state(goal)
@@ -169,7 +163,6 @@ def require_format(origin: Tree, batch: int) -> None:
     if commit is None:
         raise LedgerCorrupt(
             f"{origin.location} has no {layout.commits(batch)}: batch {batch} is not complete there.",
-            safe="nothing was changed.",
             to_do="name the last complete batch.",
         )
     if commit.partition(b"\n")[0] != b"v1" or b"stateUniqueIds" in commit:
@@ -202,10 +195,6 @@ def require_spread_by_key(conf: Mapping[str, str], operators: Sequence[OperatorM
             to_do="keep the parallelism as it is and take native savepoints; a query that is begun anew with the"
             " setting left at its default can be rescaled.",
         )
-
-
-def join_format(conf: Mapping[str, str], operator: OperatorMetadata) -> int | None:
-    return int(conf.get(JOIN_FORMAT, "1")) if operator.name == _JOIN else None
 
 
 def _require_no_state(goal: Tree) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.state import Backend, backend_of
 from penstock.spark_state.metadata import DEFAULT
 from penstock.spark_state.work_session import java_schema, reinterpret, scala_option
 from penstock.supply.versions import version_of
@@ -32,32 +33,29 @@ if TYPE_CHECKING:
 _NOT_IN_PARQUET = ("void", "null", "interval", "calendarinterval")
 
 PARTITION, KEY, VALUE, FAMILY = "partition_key", "key_bytes", "value_bytes", "column_family_name"
-JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+JOIN, JOIN_FORMAT = "symmetricHashJoin", "spark.sql.streaming.join.stateFormatVersion"
 #: Where Spark cannot be asked: how many columns at the end of a key do not decide its partition.
 _BESIDE = {"sessionWindowStateStoreSaveExec": 1}  # where the session begins
 _BESIDE_IN_JOINS = "keyWithIndexToValue"  # and there the index of a row among those of its key
 
 
+def join_format(conf: Mapping[str, str], operator: OperatorMetadata) -> int | None:
+    return int(conf.get(JOIN_FORMAT, "1")) if operator.name == JOIN else None
+
+
 def raw_rows(
-    work: SparkSession,
-    checkpoint: str,
-    batch: int,
-    operator: OperatorMetadata,
-    store: Store,
-    *,
-    hashmap: bool,
-    join_format: int | None,
+    work: SparkSession, checkpoint: str, batch: int, conf: Mapping[str, str], operator: OperatorMetadata, store: Store
 ) -> DataFrame:
     """One task reads one partition, in their order. Of a hashmap store a task holds its whole partition in memory, as
-    the job does."""
-    if not hashmap and version_of(work).rewrites_rocksdb:
+    the job does. `conf` are the checkpoint's settings."""
+    if backend_of(conf) != Backend.HASHMAP and version_of(work).rewrites_rocksdb:
         jvm: Any = work._jvm
         options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
         everything = str(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES())
         whole: DataFrame = reader(work, checkpoint, batch, operator.id, store.name).option(everything, "true").load()
         return whole
     typed = reader(work, checkpoint, batch, operator.id, store.name).load()
-    return as_bytes(work, typed, partition_columns(work, operator, store, join_format), store)
+    return as_bytes(work, typed, partition_columns(work, operator, store, join_format(conf, operator)), store)
 
 
 def reader(work: SparkSession, checkpoint: str, batch: int, operator: int, store: str) -> Any:
@@ -82,14 +80,14 @@ def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -
     return keyed.select(spread_by.alias(PARTITION), KEY, VALUE, f.lit(DEFAULT).alias(FAMILY))
 
 
-def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Store, join_format: int | None) -> int:
+def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Store, form: int | None) -> int:
     """How many columns of a store's key, from the left, decide to which partition a row belongs."""
     version = version_of(work)
     if not version.rewrites_rocksdb:
         return known_partition_columns(operator.name, store)
-    key, form, none = java_schema(work, store.families[0].key), scala_option(work, join_format), scala_option(work)
+    key, none = java_schema(work, store.families[0].key), scala_option(work)
     factory = version.java_class(work, "StatePartitionKeyExtractorFactory")
-    extractor = factory.create(operator.name, key, store.name, DEFAULT, form, none)
+    extractor = factory.create(operator.name, key, store.name, DEFAULT, scala_option(work, form), none)
     return int(extractor.partitionKeySchema().length())
 
 

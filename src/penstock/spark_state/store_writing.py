@@ -16,6 +16,8 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +101,7 @@ def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata
                 if isinstance(target.storage, LocalStorage):
                     root = local_path(target.location)
                     assert root is not None
-                    task = _FileTask(str(root / file), codec)
+                    task = partial(_write_file, str(root / file), codec)
                     rows(operator, store).select(KEY, VALUE).mapInArrow(task, "bytes long").collect()
                 else:
                     _write_through_driver(rows(operator, store), target, file, codec)
@@ -113,61 +115,48 @@ def _write_through_driver(rows: DataFrame, target: Tree, file: str, codec: str) 
     """Where executors' Python cannot reach the storage: the bytes come here, and go out through the JVM."""
     spark = rows.sparkSession
     jvm: Any = spark._jvm
-    parts = rows.select(KEY, VALUE).mapInArrow(_ChunkTask(codec), "partition int, piece binary")
+    parts = rows.select(KEY, VALUE).mapInArrow(partial(_hand_back, codec), "partition int, piece binary")
     pieces = parts.toLocalIterator(prefetchPartitions=True)
     for partition, mine in itertools.groupby(pieces, key=lambda row: int(row["partition"])):
         path = jvm.org.apache.hadoop.fs.Path(f"{target.location}/{file.format(partition=partition)}")
-        stream = path.getFileSystem(hadoop_conf(spark)).create(path, True)
-        try:
+        with closing(path.getFileSystem(hadoop_conf(spark)).create(path, True)) as stream:
             for row in mine:
                 stream.write(bytes(row["piece"]))
-        finally:
-            stream.close()
 
 
-class _FileTask:
-    """Writes one partition's file, aside and then under its name: a task that runs twice writes the same again."""
+def _write_file(path: str, codec: str, batches: Iterator[Any]) -> Iterator[Any]:
+    """In a task: one partition's file, aside and then under its name. A task that runs twice writes the same again."""
+    from pyspark import TaskContext
 
-    def __init__(self, path: str, codec: str) -> None:
-        self._path, self._codec = path, codec
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        path = Path(self._path.format(partition=context.partitionId()))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{context.taskAttemptId()}.tmp")
-        with open(aside, "wb") as stream:
-            for piece in snapshot(((batch.column(0), batch.column(1)) for batch in batches), self._codec):
-                stream.write(piece)
-            stream.flush()
-            os.fsync(stream.fileno())
-            size = stream.tell()
-        os.replace(aside, path)
-        yield pa.RecordBatch.from_pydict({"bytes": [size]})
+    context = TaskContext.get()
+    assert context is not None
+    target = Path(path.format(partition=context.partitionId()))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{context.taskAttemptId()}.tmp")
+    with open(aside, "wb") as stream:
+        for piece in snapshot(((batch.column(0), batch.column(1)) for batch in batches), codec):
+            stream.write(piece)
+        stream.flush()
+        os.fsync(stream.fileno())
+        size = stream.tell()
+    os.replace(aside, target)
+    yield pa.RecordBatch.from_pydict({"bytes": [size]})
 
 
-class _ChunkTask:
-    """Hands one partition's file back in pieces."""
+def _hand_back(codec: str, batches: Iterator[Any]) -> Iterator[Any]:
+    """In a task: one partition's file, in pieces."""
+    from pyspark import TaskContext
 
-    def __init__(self, codec: str) -> None:
-        self._codec = codec
-
-    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        partition = pa.array([context.partitionId()], pa.int32())
-        waiting = bytearray()
-        for piece in snapshot(((batch.column(0), batch.column(1)) for batch in batches), self._codec):
-            waiting += piece
-            if len(waiting) >= _CHUNK:
-                yield pa.RecordBatch.from_arrays([partition, pa.array([bytes(waiting)])], ["partition", "piece"])
-                waiting.clear()
-        yield pa.RecordBatch.from_arrays([partition, pa.array([bytes(waiting)])], ["partition", "piece"])
+    context = TaskContext.get()
+    assert context is not None
+    partition = pa.array([context.partitionId()], pa.int32())
+    waiting = bytearray()
+    for piece in snapshot(((batch.column(0), batch.column(1)) for batch in batches), codec):
+        waiting += piece
+        if len(waiting) >= _CHUNK:
+            yield pa.RecordBatch.from_arrays([partition, pa.array([bytes(waiting)])], ["partition", "piece"])
+            waiting.clear()
+    yield pa.RecordBatch.from_arrays([partition, pa.array([bytes(waiting)])], ["partition", "piece"])
 
 
 def _failed(target: Tree, error: Exception) -> SavepointError:

@@ -30,12 +30,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlparse
 
-from penstock.errors import LedgerError, StorageFull, SystemUnavailable
+from penstock.errors import SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.naming import safe_name
 from penstock.progress import Counter, Progress, silent
 from penstock.storage.durable import sync
-from penstock.storage.storage import AlreadyExists, Storage
+from penstock.storage.storage import AlreadyExists, Storage, refused
 from penstock.storage.tree import AT_ONCE, StagedFile, Tree
 
 if TYPE_CHECKING:
@@ -197,17 +197,8 @@ class HadoopStorage(Storage):
             message = str(error.java_exception.getMessage())
             if creating is not None and _was_first(kind, message):
                 raise AlreadyExists(creating) from None
-            if "No space left" in message or "QuotaExceeded" in kind:
-                raise StorageFull(
-                    f"No space left while {what}: {message}.",
-                    safe="no decision was lost: an epoch whose decision could not be written is replayed.",
-                    to_do="free space where the checkpoints are; the job then goes on if its strategy retries.",
-                ) from error
-            raise LedgerError(
-                f"The storage refused while {what}: {kind}: {message}.",
-                safe="nothing was decided by this attempt that a restart would not find.",
-                to_do="see that the location exists, is reachable and may be written by this user.",
-            ) from error
+            full = "No space left" in message or "QuotaExceeded" in kind
+            raise refused(what, f"{kind}: {message}", full=full) from error
 
 
 def _was_first(kind: str, message: str) -> bool:
@@ -227,9 +218,6 @@ class HadoopTree(Tree):
 
     def at(self, name: str) -> HadoopTree:
         return HadoopTree(HadoopStorage(self.storage.spark, f"{self.location}/{safe_name(name, self.location)}"))
-
-    def files(self, folder: str = "") -> dict[str, int]:
-        return self.storage.sizes(folder)
 
     def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
         counter = Counter(progress, "copying", len(names), "files")

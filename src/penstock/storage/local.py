@@ -225,9 +225,6 @@ class LocalTree(Tree):
     def at(self, name: str) -> LocalTree:
         return LocalTree(self._at(name))
 
-    def files(self, folder: str = "") -> dict[str, int]:
-        return self.storage.sizes(folder)
-
     def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
         counter = Counter(progress, "copying", len(names), "files")
         with storage_errors(f"writing {self.root}"):

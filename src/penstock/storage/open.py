@@ -43,7 +43,8 @@ def tree_at(location: str, spark: SparkSession | None) -> Tree:
         raise ConfigurationError(
             f"{location} can be reached through Spark only, and there is no session.",
             safe="nothing was changed.",
-            to_do="run this where a Spark session is running, or give a path on this machine.",
+            to_do="run this where a Spark session is running, or give a path on this machine; penstock transactions"
+            " starts a session with --job JOB.py.",
         )
     return LocalTree(path)
 

@@ -97,17 +97,22 @@ def storage_errors(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if is_full(error):
-            raise StorageFull(
-                f"No space left while {what}.",
-                safe="no decision was lost: an epoch whose decision could not be written is replayed.",
-                to_do="free space where the checkpoints are; the job then goes on if its restart strategy retries.",
-            ) from error
-        raise LedgerError(
-            f"The storage refused while {what}: {error}.",
-            safe="nothing was decided by this attempt that a restart would not find.",
-            to_do="see that the folder exists, is reachable and may be written by this user.",
-        ) from error
+        raise refused(what, str(error), full=is_full(error)) from error
+
+
+def refused(what: str, why: str, *, full: bool) -> LedgerError:
+    """The ledger's error for a storage that refused; `full`: for lack of space."""
+    if full:
+        return StorageFull(
+            f"No space left while {what}: {why}.",
+            safe="no decision was lost: an epoch whose decision could not be written is replayed.",
+            to_do="free space where the checkpoints are; the job then goes on if its restart strategy retries.",
+        )
+    return LedgerError(
+        f"The storage refused while {what}: {why}.",
+        safe="nothing was decided by this attempt that a restart would not find.",
+        to_do="see that the location exists, is reachable and may be written by this user.",
+    )
 
 
 def local_path(location: str) -> Path | None:

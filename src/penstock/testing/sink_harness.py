@@ -15,6 +15,7 @@ import uuid
 from abc import ABC, abstractmethod
 from contextlib import closing
 from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable, Outcome
@@ -67,12 +68,10 @@ class SinkSteps:
     harness: SinkHarness
     uid = "contract"
 
-    @property
+    @cached_property
     def job(self) -> str:
         """A job of its own for every test, so that tests may share one running system."""
-        if not hasattr(self, "_job"):
-            self._job = f"job-{uuid.uuid4().hex[:8]}"
-        return self._job
+        return f"job-{uuid.uuid4().hex[:8]}"
 
     def scope(self, generation: int = 1, uid: str | None = None) -> SinkScope:
         return SinkScope(self.job, uid or self.uid, generation)

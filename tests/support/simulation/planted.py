@@ -7,6 +7,7 @@ they run in the real coordinator and drainer, over the real ledger and committer
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -21,7 +22,6 @@ from penstock.engine import coordinator, drainer, inflight, positions, protocol
 from penstock.engine.driver import LedgerRun
 from penstock.ops.process import lease_rules
 from penstock.sinks.files import commit as files
-from penstock.sinks.files import s3
 from penstock.sinks.kafka import committer as kafka
 from penstock.sinks.kafka import pool
 from penstock.sinks.postgres import dialect as postgres
@@ -254,8 +254,12 @@ def _first_only(self: Any, committables: Any) -> Any:
     return [one for one in committables if name_of(one)][:1]
 
 
-def _no_receipts(self: Any, epoch: int, staged: Any) -> None:
+def _no_receipts(self: Any, epoch: int, names: Any, kind: str = "") -> None:
     pass
+
+
+def _all_done(self: Any) -> Any:
+    return defaultdict(set, done=set().union(*_RECEIPTS(self).values()))
 
 
 def _without_syncs(self: Any, epoch: int, committables: Any, deadline: Any) -> Any:
@@ -265,7 +269,7 @@ def _without_syncs(self: Any, epoch: int, committables: Any, deadline: Any) -> A
 
 _FILES = files.FileCommitter.commit
 _PARKED = pool._ended
-_RECEIPTS = s3.UploadCommitter._all_receipts
+_RECEIPTS = files.Receipts.names
 
 
 def _sink(name: str, sinks: tuple[str, ...], *changes: Change) -> Bug:
@@ -321,7 +325,7 @@ _OF_SINKS = [
         ("postgres", "staged"),
         (sql.SqlCommitter, "_proven", lambda *_: Outcome.LOST),
     ),
-    _sink("files: a commit leaves no receipt", ("files",), (files.FileCommitter, "_write_receipt", _no_receipts)),
+    _sink("files: a commit leaves no receipt", ("files",), (files.Receipts, "write", _no_receipts)),
     _sink("files: a commit does not sync", ("files",), (files.FileCommitter, "commit", _without_syncs)),
     _sink("files: an abort stays on the receipt", ("files",), (files.FileCommitter, "_strike", lambda *_: None)),
     _sink(
@@ -332,10 +336,10 @@ _OF_SINKS = [
     _sink(
         "S3: what was begun counts as committed",
         ("s3",),
-        (s3.UploadCommitter, "_all_receipts", lambda self: [(n, e, "done") for n, e, _ in _RECEIPTS(self)]),
+        (files.Receipts, "names", _all_done),
     ),
-    _sink("S3: what was begun counts as lost", ("s3",), (s3.UploadCommitter, "_all_receipts", lambda self: [])),
-    _sink("S3: an abort stays on the receipt", ("s3",), (s3.UploadCommitter, "_strike", lambda *_: None)),
+    _sink("S3: what was begun counts as lost", ("s3",), (files.Receipts, "names", lambda self: defaultdict(set))),
+    _sink("S3: an abort stays on the receipt", ("s3",), (files.Receipts, "strike", lambda *_: None)),
 ]
 
 #: Not found in some hundred to some thousand histories: each needs several rare things at once, or another step makes

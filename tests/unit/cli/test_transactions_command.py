@@ -608,8 +608,6 @@ class Starting:
                 return self._run.register(self._run.facts())
             case protocol.Look():
                 return CheckpointState(0, False)
-            case protocol.WriteClaim(claim):
-                self._run.claim(claim)
             case protocol.Commit(decision):
                 return self._run.commit(decision.id.epoch, decision.to_commit)
             case protocol.Sweep(keep):

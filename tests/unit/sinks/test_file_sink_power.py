@@ -54,7 +54,7 @@ def test_a_name_leaves_its_receipt_for_good_before_its_file_goes(out: Path, monk
     one = prepared(sink)
     committer = sink.open_committer(SinkScope("job", "out", 1))
     assert isinstance(committer, FileCommitter)
-    committer._write_receipt(0, [one.payload["staged"]])
+    committer._receipts.write(0, [one.payload["staged"]])
     steps = Steps(out, monkeypatch)
     committer.abort([one], Deadline(5))
     removed = steps.did.index(("unlink", one.payload["staged"]))

@@ -14,8 +14,8 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
-from penstock.sinks.files.commit import attempt_name
-from penstock.sinks.redis.client import Layout, hash_tag, numbers_of, public_address, translated
+from penstock.sinks.files.commit import attempt_name, numbers_in
+from penstock.sinks.redis.client import Layout, hash_tag, public_address, translated
 from penstock.sinks.redis.sink import findings
 from penstock.sinks.redis.writer import commands, lay_out, portions
 
@@ -142,8 +142,8 @@ def test_output_put_aside(prefix: str, moved: str) -> None:
 
 def test_names_carry_their_generation() -> None:
     scope = WriterScope(SinkScope("job", "uid", 12), 3, 1, 4, 7)
-    assert numbers_of(attempt_name(scope, "0a1b")) == (12, 3, 4)
-    assert numbers_of("g12-something-else") is None
+    assert numbers_in(attempt_name(scope, "0a1b")) == (12, 3, 4)
+    assert numbers_in("g12-something-else") is None
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 def test_rows_are_laid_out_one_after_the_other() -> None:
     rows = lay_out(batch(id=["a", "b"], x=[1, None], y=["u", "v"]), "hash", "id", "p:")
     assert rows.elements == [b"", b"p:a", "1", "u", b"01", b"p:b", "", "v"]
-    assert (rows.width, rows.count) == (4, 2)
+    assert (rows.width, len(rows.elements)) == (4, 8)
 
 
 def test_the_key_may_stand_anywhere_and_be_anything() -> None:
@@ -224,7 +224,8 @@ def test_increments_of_one_key_are_added_up() -> None:
 def test_no_row_has_a_key_of_the_sinks_own(mode: str, prefix: str, key: str, fits: bool) -> None:
     rows = batch(id=["a", key], x=[1, None])
     if fits:
-        assert lay_out(rows, mode, "id", prefix).count == 2
+        laid_out = lay_out(rows, mode, "id", prefix)
+        assert len(laid_out.elements) == 2 * laid_out.width
         return
     with pytest.raises(DataError, match="begins with 'penstock:'"):
         lay_out(rows, mode, "id", prefix)
@@ -246,11 +247,11 @@ def test_counters_are_whole_numbers() -> None:
 def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
     many = batch(id=[f"k{n}" for n in range(20_000)], x=["v"] * 20_000)
     target = RedisSink(URL, mode="string", key="id")
-    parts = [rows.count for rows, _ in portions(many, target)]
+    parts = [len(rows.elements) // rows.width for rows, _ in portions(many, target)]
     assert sum(parts) == 20_000
     assert max(parts) == 16_000 // 3
     long = batch(id=["a", "b", "c"], x=["x" * (5 << 20)] * 3)
-    assert [rows.count for rows, _ in portions(long, target)] == [1, 1, 1]
+    assert [len(rows.elements) // rows.width for rows, _ in portions(long, target)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

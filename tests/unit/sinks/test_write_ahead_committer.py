@@ -15,6 +15,7 @@ from penstock.checkpoint.inflight import LogWriter
 from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, SystemUnavailable
+from penstock.sinks.files.commit import Receipts
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.commit import KEPT_EPOCHS, HandingCommitter, LoggingWriter, RowLog
 from tests.support.fake_sleep import record_pauses, sleeping
@@ -62,7 +63,8 @@ class Target:
         return HandingCommitter(self.sink, SinkScope("job", "out", generation))
 
     def notes(self) -> tuple[set[str], set[str]]:
-        return self.row_log.read_notes()
+        names = self.row_log.notes.names()
+        return names["begun"], names["done"]
 
 
 @pytest.fixture
@@ -258,7 +260,7 @@ def test_what_was_never_handed_over_and_is_gone_is_lost(target: Target) -> None:
 def test_what_was_begun_and_is_gone_is_unknown(target: Target) -> None:
     one = target.prepare()
     target.committer()
-    target.row_log.note("begun", 7, [rows_of(one)])
+    target.row_log.notes.write(7, [rows_of(one)], "begun")
     target.row_log.remove([rows_of(one)])
     assert target.committer().commit(7, [one], soon()) == {0: Outcome.UNKNOWN}
     target.taken.append(one.payload["id"])
@@ -340,7 +342,7 @@ def test_notes_of_the_last_epochs_are_kept(target: Target) -> None:
 def test_a_full_disk_while_committing_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     one = target.prepare()
     committer = target.committer()
-    monkeypatch.setattr(RowLog, "note", lambda *_: fails(1, OSError(errno.ENOSPC, "No space"))())
+    monkeypatch.setattr(Receipts, "write", lambda *_: fails(1, OSError(errno.ENOSPC, "No space"))())
     with pytest.raises(StorageFull, match=target.sink.log) as refused:
         committer.commit(7, [one], soon())
     assert refused.value.safe == "the epoch is decided, its rows wait in the log"
@@ -352,7 +354,7 @@ def test_a_full_disk_while_committing_is_named(target: Target, monkeypatch: pyte
 def test_exactly_these_are_aborted_and_what_has_begun_stays(target: Target) -> None:
     ones = [target.prepare(n) for n in range(3)]
     target.committer()
-    target.row_log.note("begun", 7, [rows_of(ones[1])])
+    target.row_log.notes.write(7, [rows_of(ones[1])], "begun")
     target.committer().abort([ones[0], ones[1], Committable("out", 9, 0, 0)], soon())
     assert sorted(target.row_log.waiting()) == sorted(map(rows_of, ones[1:]))
 

@@ -31,9 +31,8 @@ from tests.support.state_files import (
 def test_an_aggregation(tmp_path: Path) -> None:
     folder = aggregation(tmp_path)
     [found] = read_operators(None, folder.location, 3)
-    assert (found.id, found.name, found.partitions) == (0, "stateStoreSave", 2)
-    [store] = found.stores
-    assert (store.name, store.key_schema, store.value_schema) == ("default", KEY, VALUE)
+    store = {"name": "default", "partitions": 2, "key_schema": KEY, "value_schema": VALUE}
+    assert found == {"id": 0, "name": "stateStoreSave", "stores": [store], "partitions": 2}
 
 
 def test_what_is_written_again_is_the_same(tmp_path: Path) -> None:
@@ -50,8 +49,8 @@ def test_what_is_written_again_is_the_same(tmp_path: Path) -> None:
 def test_families_are_stores_of_their_own(tmp_path: Path) -> None:
     """Of several descriptions the newest up to the batch counts, wherever the original was."""
     folder = transform(tmp_path, "/gone/elsewhere")
-    assert [store.name for store in read_operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
-    assert [store.name for store in read_operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
+    assert [store["name"] for store in read_operators(None, folder.location, 3)[0]["stores"]] == ["count", "seen"]
+    assert [store["name"] for store in read_operators(None, folder.location, 3)[0]["stores"]] == ["count", "seen"]
     [operator] = read_metadata(folder, 3)
     assert operator.has_families
     assert operator.properties == '{"timeMode":"None"}'

@@ -32,7 +32,8 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -57,8 +58,8 @@ log = logging.getLogger(__name__)
 #: Epochs whose receipts are kept. One would do in order; the others are for epochs that commit concurrently.
 KEPT_RECEIPTS = 16
 
-_STAGED = re.compile(r"^g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+\.")
-_RECEIPT = re.compile(r"^e(?P<epoch>\d+)-[0-9a-f]+$")
+_ATTEMPT = re.compile(r"g(\d+)-e(\d+)-a\d+-p(\d+)-t\d+-[0-9a-f]+(?:\..+)?")
+_RECEIPT = re.compile(r"^e(?P<epoch>\d+)-[0-9a-f]+(?:\.(?P<kind>begun|done))?$")
 
 
 def label(name: str) -> str:
@@ -83,11 +84,67 @@ def attempt_name(scope: WriterScope, token: str) -> str:
     return f"{run}-p{scope.partition:05d}-t{scope.task_attempt}-{token}"
 
 
+def numbers_in(name: str) -> tuple[int, int, int] | None:
+    """Generation, epoch and partition in the name of a writer's attempt, whatever its ending; None for others."""
+    match = _ATTEMPT.fullmatch(name)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
 def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
     """The hidden and the final name of one writer's file."""
     token = secrets.token_hex(6)
     staged = f"{private_folder(scope.sink)}/staged/{attempt_name(scope, token)}{ending}"
     return staged, f"part-{label(scope.sink.uid)}-e{scope.epoch:010d}-w{scope.partition:05d}-{token}{ending}"
+
+
+class Receipts:
+    """Small files in one folder, each with names that an epoch's commit has begun with, or has done; `kind` says which
+    of the two, where a sink keeps both. The functions write a file durably, read it, list the folder, and remove it."""
+
+    def __init__(
+        self,
+        folder: str,
+        write: Callable[[str, bytes], None],
+        read: Callable[[str], bytes],
+        list: Callable[[str], Sequence[str]],
+        remove: Callable[[str], object],
+    ) -> None:
+        self.folder = folder
+        self._write, self._read, self._list, self._remove = write, read, list, remove
+
+    def write(self, epoch: int, names: Sequence[str], kind: str = "") -> None:
+        if names:
+            receipt = f"{self.folder}/e{epoch:010d}-{secrets.token_hex(6)}{kind and f'.{kind}'}"
+            self._write(receipt, "".join(f"{name}\n" for name in names).encode())
+
+    def names(self) -> Mapping[str, set[str]]:
+        """All names, by kind."""
+        names: defaultdict[str, set[str]] = defaultdict(set)
+        for receipt, _, kind in self._all():
+            names[kind].update(self._names_on(receipt))
+        return names
+
+    def strike(self, names: Collection[str], kind: str = "") -> None:
+        """Take names off: they will be removed, not committed. No other name is ever without its receipt."""
+        for receipt, epoch, its_kind in self._all():
+            listed = self._names_on(receipt) if its_kind == kind else []
+            if not set(names).isdisjoint(listed):
+                self.write(epoch, [name for name in listed if name not in names], kind)
+                self._remove(receipt)
+
+    def forget(self, before: int) -> None:
+        """Remove those of epochs `before` this one."""
+        for receipt, epoch, _ in self._all():
+            if epoch < before:
+                self._remove(receipt)
+
+    def _names_on(self, receipt: str) -> Sequence[str]:
+        # A receipt cut short by a crash lists names with which nothing was done yet; the cut name matches nothing.
+        return self._read(receipt).decode(errors="replace").split("\n")[:-1]
+
+    def _all(self) -> Sequence[tuple[str, int, str]]:
+        matches = filter(None, map(_RECEIPT.match, self._list(self.folder)))
+        return [(f"{self.folder}/{match[0]}", int(match["epoch"]), match["kind"] or "") for match in matches]
 
 
 class FileWriter(Writer):
@@ -120,10 +177,12 @@ class FileCommitter(Committer):
     def __init__(self, storage: Tree, scope: SinkScope) -> None:
         self._storage, self._scope = storage, scope
         self._staged = f"{private_folder(scope)}/staged"
-        self._receipts = f"{private_folder(scope)}/receipts"
+        self._receipts = Receipts(
+            f"{private_folder(scope)}/receipts", storage.write_durably, storage.read, storage.file_names, storage.remove
+        )
         with full_disk_named(self._staged, "nothing was started"):
             storage.create_folder(self._staged)
-            storage.create_folder(self._receipts)
+            storage.create_folder(self._receipts.folder)
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         for committable in committables:
@@ -142,8 +201,7 @@ class FileCommitter(Committer):
         gone: list[Committable] = []
         with full_disk_named(self._staged, "the epoch is decided and its files are kept until they can be renamed"):
             staged = [staged_of(c) for c in committables if self._storage.size(staged_of(c)) is not None]
-            if staged:
-                self._write_receipt(epoch, staged)
+            self._receipts.write(epoch, staged)
             for committable in committables:
                 outcome = Outcome.UNKNOWN if deadline.passed() else self._rename(committable)
                 if outcome is None:
@@ -154,14 +212,14 @@ class FileCommitter(Committer):
                     failpoint("commit.first")
             if gone:
                 # Read only now: this finds every receipt written before a file was seen missing.
-                began = self._names_on_receipts()
+                began = self._receipts.names()[""]
                 outcomes.update({c.writer: self._prove(c, began) for c in gone})
             if any(outcome.visible for outcome in outcomes.values()):
                 # Whichever run renamed: one that died right after has synced nothing, and no later commit asks again.
                 self._storage.sync("")
                 self._storage.sync(self._staged)
             if staged:
-                self._drop_receipts_before(epoch - KEPT_RECEIPTS)
+                self._receipts.forget(epoch - KEPT_RECEIPTS)
         return outcomes
 
     def _rename(self, committable: Committable) -> Outcome | None:
@@ -203,8 +261,8 @@ class FileCommitter(Committer):
 
     def _open(self) -> dict[str, tuple[int, int, int]]:
         """The staged files of this and older generations; generation, epoch and partition of each."""
-        matches = {f"{self._staged}/{name}": _STAGED.match(name) for name in self._storage.file_names(self._staged)}
-        numbers = {name: (int(m[1]), int(m[2]), int(m[3])) for name, m in matches.items() if m}
+        names = self._storage.file_names(self._staged)
+        numbers = {f"{self._staged}/{name}": found for name in names if (found := numbers_in(name)) is not None}
         return {name: found for name, found in numbers.items() if found[0] <= self._scope.generation}
 
     def _remove(self, staged: Sequence[str]) -> int:
@@ -215,38 +273,8 @@ class FileCommitter(Committer):
         self._strike(removed)
         return len(removed)
 
-    def _write_receipt(self, epoch: int, staged: Sequence[str]) -> None:
-        content = "".join(f"{name}\n" for name in staged).encode()
-        self._storage.write_durably(f"{self._receipts}/e{epoch:010d}-{secrets.token_hex(6)}", content)
-
     def _strike(self, staged: Sequence[str]) -> None:
-        """Take names off the receipts: they will be removed, not renamed."""
-        if not staged:
-            return
-        struck = set(staged)
-        for epoch, receipt in self._all_receipts():
-            names = self._read_receipt(receipt)
-            if struck.isdisjoint(names):
-                continue
-            remaining = [name for name in names if name not in struck]
-            if remaining:
-                self._write_receipt(epoch, remaining)  # before the old one goes: no name is ever without its receipt
-            self._storage.remove(receipt)
-        # Or a power cut could restore a receipt whose file stays gone: lost would look like committed.
-        self._storage.sync(self._receipts)
-
-    def _names_on_receipts(self) -> set[str]:
-        return {name for _, receipt in self._all_receipts() for name in self._read_receipt(receipt)}
-
-    def _read_receipt(self, receipt: str) -> list[str]:
-        # A receipt cut short by a crash lists names that were not renamed yet; the cut name matches nothing.
-        return self._storage.read(receipt).decode(errors="replace").split("\n")[:-1]
-
-    def _all_receipts(self) -> list[tuple[int, str]]:
-        matches = ((name, _RECEIPT.match(name)) for name in self._storage.file_names(self._receipts))
-        return [(int(match["epoch"]), f"{self._receipts}/{name}") for name, match in matches if match]
-
-    def _drop_receipts_before(self, epoch: int) -> None:
-        for number, receipt in self._all_receipts():
-            if number < epoch:
-                self._storage.remove(receipt)
+        if staged:
+            self._receipts.strike(staged)
+            # Or a power cut could restore a receipt whose file stays gone: lost would look like committed.
+            self._storage.sync(self._receipts.folder)

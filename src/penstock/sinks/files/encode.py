@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from penstock.errors import SchemaMismatch
-from penstock.sinks.files.text import keys_as_text, refuse_keys, rendering
+from penstock.sinks.files.text import column_problems, keys_as_text, refuse_keys, rendering, types_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,30 +198,22 @@ def csv_header(names: list[str], options: Mapping[str, str]) -> str:
 def _refuse_columns(kind: str, frame: DataFrame) -> None:
     from pyspark.sql import types as t
 
-    problems = [] if frame.columns else ["there are no columns"]
-    lower = [name.lower() for name in frame.columns]
-    problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
+    nested = (t.ArrayType, t.MapType, t.StructType)
     parquet_types = (
         t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
-        t.StringType, t.DateType, t.TimestampType, t.TimestampNTZType,
+        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, *nested,
     )  # fmt: skip
-    flat_only = kind == "csv"
 
-    def unfit(kind_of: DataType) -> bool:
-        if isinstance(kind_of, t.ArrayType):
-            return flat_only or unfit(kind_of.elementType)
-        if isinstance(kind_of, t.MapType):
-            return flat_only or unfit(kind_of.keyType) or unfit(kind_of.valueType)
-        if isinstance(kind_of, t.StructType):
-            return flat_only or not kind_of.fields or any(unfit(field.dataType) for field in kind_of.fields)
-        if isinstance(kind_of, t.BinaryType):
-            return flat_only
-        return kind == "parquet" and not isinstance(kind_of, parquet_types)
+    def unfit(whole: DataType) -> bool:
+        if kind == "csv":
+            return isinstance(whole, (*nested, t.BinaryType))
+        return any(
+            (isinstance(part, t.StructType) and not part.fields)
+            or (kind == "parquet" and not isinstance(part, parquet_types))
+            for part in types_in(whole)
+        )
 
-    for column in frame.schema.fields:
-        if unfit(column.dataType):
-            problems.append(f"column {column.name} is {column.dataType.simpleString()}")
-    if problems:
+    if problems := column_problems(frame, unfit):
         raise SchemaMismatch(
             f"FileSink cannot write these rows as {kind}: {'; '.join(problems)}.",
             to_do="select, rename or cast the columns, for example with to_json for nested ones.",

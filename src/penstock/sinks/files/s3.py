@@ -42,7 +42,7 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, Writ
 from penstock.errors import DataError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
-from penstock.sinks.files.commit import KEPT_RECEIPTS, label, private_folder
+from penstock.sinks.files.commit import KEPT_RECEIPTS, Receipts, label, private_folder
 from penstock.storage.s3 import S3Folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ MOST_PARTS = 10_000
 _NAME = re.compile(
     r"^g(?P<generation>\d{8,})-e(?P<epoch>\d{10,})-a\d+-w(?P<partition>\d{5,})-t\d+-(?P<token>[0-9a-f]{12})\."
 )
-_RECEIPT = re.compile(r"/e(?P<epoch>\d+)-[0-9a-f]+\.(?P<kind>begun|done)$")
 _BEGUN, _DONE = "begun", "done"
 
 
@@ -167,7 +166,13 @@ class UploadWriter(Writer):
 class UploadCommitter(Committer):
     def __init__(self, bucket: S3Folder, scope: SinkScope) -> None:
         self._bucket, self._scope = bucket, scope
-        self._receipts = f"{private_folder(scope)}/receipts"
+        self._receipts = Receipts(
+            f"{private_folder(scope)}/receipts",
+            bucket.put,
+            lambda name: bucket.read(name) or b"",
+            lambda folder: [name.rpartition("/")[2] for name in bucket.names(f"{folder}/")],
+            bucket.remove,
+        )
         self._trouble: dict[int, str] = {}  # by writer: why there was no answer
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
@@ -187,8 +192,7 @@ class UploadCommitter(Committer):
         def begin() -> list[Committable]:
             uploads = zip(committables, self._all(self._parts, committables), strict=True)
             prepared = [committable for committable, parts in uploads if parts is not None]
-            if prepared:
-                self._write_receipt(epoch, _BEGUN, [committable.payload["upload"] for committable in prepared])
+            self._receipts.write(epoch, [committable.payload["upload"] for committable in prepared], _BEGUN)
             return prepared
 
         prepared = self._until(deadline, begin, committables)
@@ -243,10 +247,10 @@ class UploadCommitter(Committer):
         if mark is not None:
             return Outcome.ALREADY_COMMITTED if mark == token_of(name, self._scope) else Outcome.UNKNOWN
         # Read only now: this finds every receipt written before the upload was seen ended.
-        kinds = {kind for receipt, _, kind in self._all_receipts() if upload in self._listed(receipt)}
-        if _DONE in kinds:
+        names = self._receipts.names()
+        if upload in names[_DONE]:
             return Outcome.ALREADY_COMMITTED
-        return Outcome.UNKNOWN if _BEGUN in kinds else Outcome.LOST
+        return Outcome.UNKNOWN if upload in names[_BEGUN] else Outcome.LOST
 
     def _until(self, deadline: Deadline, work: Callable[[], _T], concerned: Sequence[Committable]) -> _T | None:
         """The result of `work`, retried while S3 refuses; None once the deadline has passed."""
@@ -263,7 +267,8 @@ class UploadCommitter(Committer):
 
     def _end(self, uploads: Sequence[tuple[str, str]]) -> int:
         open_uploads = [(name, upload) for name, upload in uploads if self._bucket.parts(name, upload) is not None]
-        self._strike({upload for _, upload in open_uploads})
+        if open_uploads:
+            self._receipts.strike({upload for _, upload in open_uploads}, _BEGUN)
         for name, upload in open_uploads:
             self._bucket.abort(name, upload)
         return len(open_uploads)
@@ -283,32 +288,7 @@ class UploadCommitter(Committer):
         with ThreadPoolExecutor(min(_AT_ONCE, len(committables)), thread_name_prefix="penstock-s3") as pool:
             return list(pool.map(work, committables))
 
-    # Receipts
-
-    def _write_receipt(self, epoch: int, kind: str, uploads: Sequence[str]) -> None:
-        name = f"{self._receipts}/e{epoch:010d}-{secrets.token_hex(6)}.{kind}"
-        self._bucket.put(name, "".join(f"{upload}\n" for upload in uploads).encode())
-
     def _finish(self, epoch: int, completed: Sequence[str]) -> bool:
-        self._write_receipt(epoch, _DONE, completed)
-        for name, number, _ in self._all_receipts():
-            if number < epoch - KEPT_RECEIPTS:
-                self._bucket.remove(name)
+        self._receipts.write(epoch, completed, _DONE)
+        self._receipts.forget(epoch - KEPT_RECEIPTS)
         return True
-
-    def _strike(self, uploads: Collection[str]) -> None:
-        """Take uploads off what was begun: they will be aborted, not completed."""
-        if not uploads:
-            return
-        for name, _, kind in self._all_receipts():
-            listed = self._listed(name)
-            remaining = [upload for upload in listed if upload not in uploads]
-            if kind == _BEGUN and len(remaining) < len(listed):
-                self._bucket.put(name, "".join(f"{upload}\n" for upload in remaining).encode())
-
-    def _listed(self, receipt: str) -> list[str]:
-        return (self._bucket.read(receipt) or b"").decode().split()
-
-    def _all_receipts(self) -> list[tuple[str, int, str]]:
-        matches = ((name, _RECEIPT.search(name)) for name in self._bucket.names(f"{self._receipts}/"))
-        return [(name, int(match["epoch"]), match["kind"]) for name, match in matches if match]

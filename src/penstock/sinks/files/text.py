@@ -17,14 +17,14 @@ Two keys of one map never become the same text: each of these texts reads back t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField
 
 # In UTC: offsets of old times have seconds in many zones, which hardly any reader accepts.
@@ -99,7 +99,7 @@ def keys_as_text(column: Column, kind: DataType) -> Column:
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    if not _has_keys(kind):
+    if not any(isinstance(part, t.MapType) and not isinstance(part.keyType, t.StringType) for part in types_in(kind)):
         return column
     if isinstance(kind, t.ArrayType):
         return f.transform(column, lambda each: keys_as_text(each, kind.elementType))
@@ -127,40 +127,46 @@ def _key(key: Column, kind: DataType) -> Column:
     return key.cast("string")
 
 
-def _has_keys(kind: DataType) -> bool:
-    """Whether it has a map whose keys are not text."""
+def types_in(kind: DataType) -> Iterator[DataType]:
+    """`kind` and every type inside it, however deep."""
     from pyspark.sql import types as t
 
+    yield kind
+    inside: list[DataType] = []
     if isinstance(kind, t.ArrayType):
-        return _has_keys(kind.elementType)
-    if isinstance(kind, t.StructType):
-        return any(_has_keys(field.dataType) for field in kind.fields)
-    return isinstance(kind, t.MapType) and (not isinstance(kind.keyType, t.StringType) or _has_keys(kind.valueType))
+        inside = [kind.elementType]
+    elif isinstance(kind, t.MapType):
+        inside = [kind.keyType, kind.valueType]
+    elif isinstance(kind, t.StructType):
+        inside = [field.dataType for field in kind.fields]
+    for part in inside:
+        yield from types_in(part)
+
+
+def column_problems(frame: DataFrame, unfit: Callable[[DataType], bool]) -> list[str]:
+    """Why no file or table can have the columns of `frame`: none, one twice, or a type that is `unfit`."""
+    problems = [] if frame.columns else ["there are no columns"]
+    lower = [name.lower() for name in frame.columns]
+    problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
+    columns = frame.schema.fields
+    return problems + [f"column {it.name} is {it.dataType.simpleString()}" for it in columns if unfit(it.dataType)]
 
 
 def refuse_keys(fields: Iterable[StructField], where: str) -> None:
     """`SchemaMismatch` for maps whose keys JSON cannot hold."""
+    from pyspark.sql import types as t
+
     problems = [
-        f"column {field.name} has a map with keys of {key}" for field in fields for key in _unfit_keys(field.dataType)
+        f"column {field.name} has a map with keys of {part.keyType.simpleString()}"
+        for field in fields
+        for part in types_in(field.dataType)
+        if isinstance(part, t.MapType) and isinstance(part.keyType, (t.BinaryType, t.ArrayType, t.StructType))
     ]
     if problems:
         raise SchemaMismatch(
             f"{where} cannot take these rows as JSON, whose keys are text: {'; '.join(problems)}.",
             to_do="make text of the keys first, for example with transform_keys and hex, or an array with map_entries.",
         )
-
-
-def _unfit_keys(kind: DataType) -> list[str]:
-    from pyspark.sql import types as t
-
-    if isinstance(kind, t.ArrayType):
-        return _unfit_keys(kind.elementType)
-    if isinstance(kind, t.StructType):
-        return [key for field in kind.fields for key in _unfit_keys(field.dataType)]
-    if not isinstance(kind, t.MapType):
-        return []
-    unfit = isinstance(kind.keyType, (t.BinaryType, t.ArrayType, t.StructType))
-    return [*([kind.keyType.simpleString()] if unfit else []), *_unfit_keys(kind.valueType)]
 
 
 def digits_of(column: pa.Array) -> pa.Array:

@@ -133,11 +133,8 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         exists = reach(self.servers, self._producer_settings(), self.topic)
         if not exists and not self.create_topic:
             raise errors.missing(str(self.topic))
-        connections = self._connections()
-        try:
+        with closing(self._connections()) as connections:
             limits = read_limits(connections, self.topic if exists else None)
-        finally:
-            connections.close()
         check_broker_limit(timeout, limits.max_transaction_timeout)
         batch = int(self.options.get("batch.size", 1_000_000))
         return [Finding(uid, text) for text in limit_warnings(self.topic or "", limits, batch)]
@@ -150,31 +147,24 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         return KafkaWriter(scope, Key(self._prefix(scope.sink), scope.sink.generation, producer_settings), self.topic)
 
     def open_direct_writer(self, scope: WriterScope) -> Writer:
+        from penstock.sinks.kafka.pool import Key
         from penstock.sinks.kafka.writer import DirectKafkaWriter
 
-        return DirectKafkaWriter(self._producer_settings(), self.topic)
+        return DirectKafkaWriter(scope, Key("", 0, tuple(sorted(self._producer_settings().items()))), self.topic)
 
     def open_committer(self, scope: SinkScope) -> KafkaCommitter:
         from penstock.sinks.kafka.committer import KafkaCommitter
         from penstock.sinks.kafka.transactions import TransactionClient
 
-        connections = self._connections()
-        if self.create_topic and self.topic is not None:
-            try:
-                create_topic(connections, self.topic, self.partitions, self.replication)
-            except BaseException:
-                connections.close()
-                raise
+        self._create_missing_topic()
         timeout = settings.transaction_seconds(self.transaction_timeout)
-        client = TransactionClient(connections, transaction_timeout=timeout)
+        client = TransactionClient(self._connections(), transaction_timeout=timeout)
         return KafkaCommitter(client, self._prefix(scope), scope.generation)
 
     def open_lanes(self, scope: SinkScope, query: str) -> KafkaLanes:
         from penstock.sinks.kafka.lanes import KafkaLanes
 
-        if self.create_topic and self.topic is not None:
-            with closing(self._connections()) as connections:
-                create_topic(connections, self.topic, self.partitions, self.replication)
+        self._create_missing_topic()
         return KafkaLanes(self, scope, self._prefix(scope), query)
 
     def lane_jars(self) -> Sequence[Path]:
@@ -182,6 +172,11 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         from penstock.supply.versions import KAFKA_JARS
 
         return [compiled("penstock.sinks.kafka", "LaneWriter", [KAFKA_JARS])]
+
+    def _create_missing_topic(self) -> None:
+        if self.create_topic and self.topic is not None:
+            with closing(self._connections()) as connections:
+                create_topic(connections, self.topic, self.partitions, self.replication)
 
     def _prefix(self, scope: SinkScope) -> str:
         """The beginning of this sink's transactional ids, which no other sink's ids share.

@@ -384,10 +384,10 @@ def collect_evidence(connections: Connections, committable: Committable, deadlin
             continue
         if not leaders:
             evidence.gaps.append(f"topic {topic} (it does not exist)")
-        for partition, leader in leaders.items():
-            why = _read(connections, leader, topic, partition, payload, evidence, deadline)
+        for number, leader in leaders.items():
+            why = _Partition(connections, leader, topic, number, deadline).read(payload, evidence)
             if why:
-                evidence.gaps.append(f"{topic}-{partition} ({why})")
+                evidence.gaps.append(f"{topic}-{number} ({why})")
     return evidence
 
 
@@ -395,78 +395,72 @@ def _leaders(admin: Any, topic: str) -> dict[int, int]:
     return {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
 
 
-def _read(
-    connections: Connections,
-    node: int,
-    topic: str,
-    partition: int,
-    payload: Mapping[str, Any],
-    evidence: Evidence,
-    deadline: Deadline,
-) -> str:
-    """Add the partition's rows; returns why some may be missing, if so."""
-    first = _first_offset(connections, node, topic, partition, deadline)
-    if first is None:
-        return "no answer"
-    offset, pending = first, 0
-    while True:
-        answer = _fetch(connections, node, topic, partition, offset, deadline)
-        if answer is None:
-            return f"read up to offset {offset}"
-        data, end = answer
-        start = offset
-        for batch in _batches(data):
-            offset = max(offset, batch.next_offset)
-            if batch.producer_id != payload["producer_id"]:
-                continue
-            if not batch.is_control_batch:
-                pending += batch.records_count
-                continue
-            if batch.max_timestamp >= payload["started"]:
-                if _ends(batch) == _COMMIT:
-                    evidence.committed += pending
-                else:
-                    evidence.aborted += pending
-            pending = 0
-        if offset >= end or offset == start:
-            break
-    evidence.open += pending
-    return "" if first == 0 else f"begins at offset {first}"
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """One partition, read at its leader without isolation."""
 
+    connections: Connections
+    node: int
+    topic: str
+    number: int
+    deadline: Deadline
 
-def _first_offset(connections: Connections, node: int, topic: str, partition: int, deadline: Deadline) -> int | None:
-    kind = kafka_python().ListOffsets
-    wanted = kind.ListOffsetsTopic.ListOffsetsPartition(
-        partition_index=partition, current_leader_epoch=-1, timestamp=_EARLIEST
-    )
-    request = kind(isolation_level=0, topics=[(topic, [wanted])], min_version=4)
-    [answer] = connections.send([(node, request)], deadline)
-    for topic_answer in getattr(answer, "topics", ()):
-        for part in topic_answer.partitions:
-            return int(part.offset) if part.error_code == 0 else None
-    return None
+    def read(self, payload: Mapping[str, Any], evidence: Evidence) -> str:
+        """Add the partition's rows; returns why some may be missing, if so."""
+        first = self._first_offset()
+        if first is None:
+            return "no answer"
+        offset, pending = first, 0
+        while True:
+            answer = self._fetch(offset)
+            if answer is None:
+                return f"read up to offset {offset}"
+            start = offset
+            for batch in _batches(bytes(answer.records or b"")):
+                offset = max(offset, batch.next_offset)
+                if batch.producer_id != payload["producer_id"]:
+                    continue
+                if not batch.is_control_batch:
+                    pending += batch.records_count
+                    continue
+                if batch.max_timestamp >= payload["started"]:
+                    if _ends(batch) == _COMMIT:
+                        evidence.committed += pending
+                    else:
+                        evidence.aborted += pending
+                pending = 0
+            if offset >= answer.high_watermark or offset == start:
+                break
+        evidence.open += pending
+        return "" if first == 0 else f"begins at offset {first}"
 
+    def _first_offset(self) -> int | None:
+        kind = kafka_python().ListOffsets
+        wanted = kind.ListOffsetsTopic.ListOffsetsPartition(
+            partition_index=self.number, current_leader_epoch=-1, timestamp=_EARLIEST
+        )
+        answer = self._ask(kind(isolation_level=0, topics=[(self.topic, [wanted])], min_version=4), "topics")
+        return None if answer is None else int(answer.offset)
 
-def _fetch(
-    connections: Connections, node: int, topic: str, partition: int, offset: int, deadline: Deadline
-) -> tuple[bytes, int] | None:
-    """Bytes from `offset` on, and the offset at which the partition's readable part ends."""
-    fetch = kafka_python().Fetch
-    wanted = fetch.FetchTopic.FetchPartition(
-        partition=partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1, log_start_offset=-1,
-        partition_max_bytes=_FETCH_BYTES,
-    )  # fmt: skip
-    request = fetch(
-        replica_id=-1, max_wait_ms=100, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=0, session_id=0,
-        session_epoch=-1, topics=[fetch.FetchTopic(topic=topic, partitions=[wanted])], forgotten_topics_data=[],
-        rack_id="", min_version=11,
-        max_version=11,  # from 13 on topics have numbers
-    )  # fmt: skip
-    [answer] = connections.send([(node, request)], deadline)
-    for topic_answer in getattr(answer, "responses", ()):
-        for part in topic_answer.partitions:
-            return (bytes(part.records or b""), int(part.high_watermark)) if part.error_code == 0 else None
-    return None
+    def _fetch(self, offset: int) -> Any:
+        fetch = kafka_python().Fetch
+        wanted = fetch.FetchTopic.FetchPartition(
+            partition=self.number, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
+            log_start_offset=-1, partition_max_bytes=_FETCH_BYTES,
+        )  # fmt: skip
+        request = fetch(
+            replica_id=-1, max_wait_ms=100, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=0, session_id=0,
+            session_epoch=-1, topics=[fetch.FetchTopic(topic=self.topic, partitions=[wanted])],
+            forgotten_topics_data=[], rack_id="", min_version=11,
+            max_version=11,  # from 13 on topics have numbers
+        )  # fmt: skip
+        return self._ask(request, "responses")
+
+    def _ask(self, request: Any, topics: str) -> Any:
+        """The answer for this partition; None without one, or where it is an error."""
+        [answer] = self.connections.send([(self.node, request)], self.deadline)
+        parts = [part for topic in getattr(answer, topics, ()) for part in topic.partitions]
+        return parts[0] if parts and parts[0].error_code == 0 else None
 
 
 def _batches(data: bytes) -> Iterable[Any]:

@@ -79,24 +79,13 @@ class KafkaWriter(Writer):
         return producer
 
 
-class DirectKafkaWriter(Writer):
+class DirectKafkaWriter(KafkaWriter):
     """An idempotent producer: the broker drops rows that the producer sends twice, not rows that a replay repeats."""
 
-    def __init__(self, settings: Mapping[str, str], topic: str | None) -> None:
-        self._key, self._topic = Key("", 0, tuple(sorted(settings.items()))), topic
-        self._producer: Producer | None = POOL.acquire(self._key, {})
-        self._producer.begin()
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        assert self._producer is not None
-        columns = {name: batch.column(name) for name in batch.schema.names if name in ACCEPTED}
-        self._producer.send(columns, self._topic)
-
     def pre_commit(self) -> Mapping[str, Any]:
-        assert self._producer is not None
-        self._producer.flush()
-        producer, self._producer = self._producer, None
-        POOL.release(self._key, producer)
+        producer = self._guarded(lambda producer: producer.flush())
+        self._producer = None
+        self._pool.release(self._key, producer)
         return {}
 
     def abort(self) -> None:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import Leftover
 from penstock.errors import SystemUnavailable
 from penstock.sinks.mysql.session import (
     DUPLICATE,
@@ -41,7 +42,7 @@ from penstock.sinks.mysql.session import (
     mapper,
 )
 from penstock.sinks.mysql.tables import Names, two_phase_refusal
-from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, Trace, name_of
+from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, name_of
 from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class MySqlDialect(Dialect[Session]):
             time.sleep(_POLL)
         self._drop(connection, staged)
 
-    def recover(self, connection: Session) -> Sequence[Trace]:
+    def recover(self, connection: Session) -> Sequence[Leftover]:
         is_open = self._look(connection)[0]
         found = []
         for name in {*is_open, *self._staging_tables(connection)}:
@@ -229,7 +230,7 @@ class MySqlDialect(Dialect[Session]):
             if numbers is not None:
                 since = is_open[name].since if name in is_open else None
                 at = None if since is None else datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
-                found.append(Trace(name, **numbers, started=at))
+                found.append(Leftover(name, **numbers, started=at))
         return found
 
     def _recovered(self, session: Session) -> set[str]:

@@ -157,12 +157,8 @@ class MySqlSink(TwoPhaseSink):
 
     @contextlib.contextmanager
     def _connected(self, dialect: MySqlDialect) -> Iterator[Session]:
-        with dialect.mapper.mapped("connecting"):
-            session = Session(self._login)
-            try:
-                yield session
-            finally:
-                session.close()
+        with dialect.mapper.mapped("connecting"), contextlib.closing(Session(self._login)) as session:
+            yield session
 
     def _ready(self, session: Session, names: Names, columns: RowColumns) -> Table:
         """In a task, before its first row: the table, compared with the rows."""

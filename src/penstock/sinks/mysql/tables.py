@@ -17,7 +17,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, TableMissing
@@ -26,7 +26,6 @@ from penstock.sinks.mysql.types import column_type, refusal
 from penstock.sinks.sql.faults import NOTHING_VISIBLE
 from penstock.sinks.sql.tables import (
     Column,
-    UniqueIndex,
     compare,
     digest,
     label,
@@ -90,7 +89,7 @@ class Names:
     def staging_prefix(self) -> str:
         return staging_prefix(self.identity)
 
-    def numbers_in(self, writer: str) -> dict[str, int] | None:
+    def numbers_in(self, writer: str) -> dict[str, Any] | None:
         """Generation and, of an XA branch, epoch and partition in a writer's name; None if it is not of this sink."""
         match = _BRANCH.fullmatch(writer)
         if match is not None:
@@ -230,29 +229,27 @@ def ambiguous_keys(table: Table, key: Sequence[str]) -> list[str]:
     return findings
 
 
-def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:
+def unique_keys(session: Session, names: Names) -> dict[str, set[str | None]]:
+    """The columns of each unique index. None stands for an expression or the beginning of a column, which the index
+    compares in its place."""
     rows = session.query(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
         [names.database, names.table],
     )
-    indexes: dict[str, list[str | None]] = {}
+    indexes: dict[str, set[str | None]] = {}
     for index, column, part in rows:
-        # An index on an expression has no column there, and one on the beginning of a column does not compare it.
-        indexes.setdefault(str(index), []).append(None if column is None or part is not None else str(column).lower())
-    return [
-        UniqueIndex(index, frozenset(column for column in columns if column is not None), None in columns)
-        for index, columns in indexes.items()
-    ]
+        indexes.setdefault(str(index), set()).add(None if column is None or part is not None else str(column).lower())
+    return indexes
 
 
 def require_key(
-    there: Sequence[UniqueIndex], names: Names, key: Sequence[str], table: Table, columns: RowColumns
+    there: Mapping[str, set[str | None]], names: Names, key: Sequence[str], table: Table, columns: RowColumns
 ) -> None:
     """`ON DUPLICATE KEY UPDATE` cannot name an index, so the one on the key must be the only one to choose a row."""
     keys = {name.lower() for name in key}
     where = f"The {SYSTEM} table {names.database}.{names.table}"
-    if not any(index.is_on(keys) for index in there):
+    if keys not in there.values():
         raise ConfigurationError(
             f"{where} has no unique index on {', '.join(key)}.",
             safe="nothing was written.",
@@ -260,7 +257,8 @@ def require_key(
             "or name the columns of an existing index.",
         )
     never_equal = table.numbered - {name.lower() for name, _ in columns}
-    others = [index.name for index in there if index.may_disagree_with(keys, never_equal)]
+    # Any other index can match a row with another key, unless it has all columns of the key, or one that never repeats.
+    others = [name for name, columns in there.items() if not (columns >= keys or columns & never_equal)]
     if others:
         raise ConfigurationError(
             f"{where} has another unique index beside that on {', '.join(key)}: {', '.join(others)}. {SYSTEM} would "

@@ -22,7 +22,6 @@ from penstock.sinks.mysql.session import NO_TABLE, SYSTEM, ServerError, Session,
 from penstock.sinks.mysql.tables import Names, RowColumns, Table
 from penstock.sinks.mysql.types import CHUNK, bent, chunks, lines, load_statement, of_arrow
 from penstock.sinks.sql.dialect import NOTHING, payload_of
-from penstock.sinks.sql.faults import ErrorMapper
 from penstock.sinks.sql.tables import require_values
 
 _UNDO_SECONDS = 10.0
@@ -32,35 +31,9 @@ Ready = Callable[[Session, Names, RowColumns], Table]
 """Returns the table for rows of these columns, compared and, if allowed, created."""
 
 
-class Loader:
-    """Sends batches in statements of some megabytes; raises if a row is not stored exactly as it was sent."""
-
-    def __init__(self, session: Session, statement: str, mapper: ErrorMapper) -> None:
-        self._session, self._statement, self._mapper = session, statement, mapper
-        self._waiting: list[pa.RecordBatch] = []
-        self._bytes = self.rows = 0
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        for piece in chunks(batch):
-            self._waiting.append(piece)
-            self._bytes += piece.nbytes
-            if self._bytes >= CHUNK:
-                self.flush()
-
-    def flush(self) -> None:
-        """Returns when all rows so far are in the table."""
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        if not waiting:
-            return
-        sent = sum(batch.num_rows for batch in waiting)
-        arrived, warnings = self._session.load(self._statement, (lines(batch) for batch in waiting))
-        if warnings or arrived != sent:
-            raise refused_rows(self._mapper, self._session.warnings(), sent, arrived)
-        self.rows += sent
-
-
 class MySqlWriter(Writer):
-    """The connection is opened with the first batch, closed by `pre_commit` or `abort`."""
+    """The connection is opened with the first batch, closed by `pre_commit` or `abort`. Rows travel in statements of
+    some megabytes, and each must be stored exactly as it was sent."""
 
     def __init__(
         self, dialect: MySqlDialect, scope: WriterScope, ready: Ready, *, staged: bool, key: Sequence[str] = ()
@@ -68,27 +41,32 @@ class MySqlWriter(Writer):
         self._dialect, self._scope, self._ready, self._staged, self._key = dialect, scope, ready, staged, key
         self._names, self._mapper = dialect.names, dialect.mapper
         self._session: Session | None = None
-        self._loader: Loader | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = self._rows = 0
         self._columns: tuple[str, ...] = ()
         self._table: Table | None = None
-        self._at = self.name = ""
+        self._at = self.name = self._load = ""
         self._prepared = False
 
     def write(self, batch: pa.RecordBatch) -> None:
         keys = {name.lower() for name in self._key}
         require_values(batch, [name for name in batch.schema.names if name.lower() in keys], SYSTEM, self._names.table)
         with self._mapper.mapped("loading rows"):
-            if self._loader is None:
-                self._loader = self._begin(batch.schema)
+            if not self._load:
+                self._load = self._begin(batch.schema)
             self._require_kept(batch)
-            self._loader.add(batch)
+            for piece in chunks(batch):
+                self._waiting.append(piece)
+                self._bytes += piece.nbytes
+                if self._bytes >= CHUNK:
+                    self._flush()
 
     def pre_commit(self) -> Mapping[str, Any]:
         session = self._session
-        if session is None or self._loader is None:
+        if session is None or not self._load:
             return NOTHING
         with self._mapper.mapped("preparing"):
-            self._loader.flush()
+            self._flush()
             fence = self._scope.hints.get("fence")
             # Last: a writer that a sweep came too early to see fails here.
             if fence is not None and self._dialect.read_fence(session) != fence:
@@ -99,12 +77,12 @@ class MySqlWriter(Writer):
         # No other session can end the transaction while its connection is open.
         session.close()
         self._session, self._prepared = None, True
-        rows, target = self._loader.rows, self._names.target
-        return payload_of(self._scope, self.name, self._at, rows, target, self._columns, self._key)
+        target = self._names.target
+        return payload_of(self._scope, self.name, self._at, self._rows, target, self._columns, self._key)
 
     def abort(self) -> None:
         """Also after pre_commit, as long as no driver has seen the committable."""
-        session, self._session, self._loader = self._session, None, None
+        session, self._session, self._load, self._waiting = self._session, None, "", []
         with contextlib.suppress(ServerError, PenstockError):  # the driver's sweep ends what remains
             if self._prepared:
                 self._prepared = False
@@ -123,7 +101,20 @@ class MySqlWriter(Writer):
             session.execute(f"XA END {self._names.xid(self.name)}")
         session.execute(f"XA ROLLBACK {self._names.xid(self.name)}")
 
-    def _begin(self, schema: pa.Schema) -> Loader:
+    def _flush(self) -> None:
+        """Returns when all rows so far are in the table."""
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        assert self._session is not None
+        sent = sum(batch.num_rows for batch in waiting)
+        arrived, warnings = self._session.load(self._load, (lines(batch) for batch in waiting))
+        if warnings or arrived != sent:
+            raise refused_rows(self._mapper, self._session.warnings(), sent, arrived)
+        self._rows += sent
+
+    def _begin(self, schema: pa.Schema) -> str:
+        """Open the connection and what the rows go into; the statement that loads them."""
         # A whole wait for locks fits into it, twice.
         seconds = 2 * self._dialect.login.lock_timeout + _LOAD_SECONDS
         session = self._session = Session(self._dialect.login, seconds=seconds)
@@ -134,7 +125,7 @@ class MySqlWriter(Writer):
         if self._scope.hints.get("fence") is None:  # no driver has created the tables
             self._dialect.create(session, since=self._at)
         into = self._open_staging(session, table) if self._staged else self._open_transaction(session)
-        return Loader(session, load_statement(self._names.quoted(into), self._columns, kinds), self._mapper)
+        return load_statement(self._names.quoted(into), self._columns, kinds)
 
     def _require_kept(self, batch: pa.RecordBatch) -> None:
         """Refuse values that the server would change without a warning."""

@@ -20,9 +20,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import Leftover
 from penstock.errors import SystemUnavailable
 from penstock.sinks.postgres.connection import OBJECT_IN_USE, UNDEFINED_OBJECT, Line, client, mapper
-from penstock.sinks.sql.dialect import Dialect, Proof, Trace, name_of
+from penstock.sinks.sql.dialect import Dialect, Proof, name_of
 from penstock.sinks.sql.tables import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
 
 if TYPE_CHECKING:
@@ -134,12 +135,12 @@ class PostgresDialect(Dialect[Line]):
             connection.close()
             raise
 
-    def recover(self, connection: Line) -> Sequence[Trace]:
+    def recover(self, connection: Line) -> Sequence[Leftover]:
         traces = []
         for gid, since in self.transactions(connection):
             numbers = numbers_in(gid, self._prefix)
             if numbers is not None:
-                traces.append(Trace(gid, **numbers, started=since))
+                traces.append(Leftover(gid, **numbers, started=since))
         staging = (
             "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)"
@@ -147,7 +148,7 @@ class PostgresDialect(Dialect[Line]):
         for (table,) in connection.ask(staging, self._place.own_schema, staging_prefix(self._prefix)):
             generation = staging_generation(str(table), self._prefix)
             if generation is not None:
-                traces.append(Trace(str(table), generation))
+                traces.append(Leftover(str(table), generation))
         return traces
 
     # Staging tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
@@ -163,9 +164,9 @@ class PostgresSink(TwoPhaseSink):
         identity = (*self._identity, schema.json())
         if _met.get(identity):
             return
-        line, errors = self.line("penstock", _CONNECT_SECONDS), mapper(self.server, str(self.place))
+        errors = mapper(self.server, str(self.place))
         try:
-            with errors.mapped("reading the table"):
+            with self.line("penstock", _CONNECT_SECONDS) as line, errors.mapped("reading the table"):
                 table = tables.find(line.ask, self.place)
                 if table is None:
                     if not self.create:
@@ -179,8 +180,6 @@ class PostgresSink(TwoPhaseSink):
             if identity not in _met:
                 raise
             return  # it fitted before; an in-flight log may still take these rows
-        finally:
-            line.close()
         _met[identity] = True
 
     def _make(self, statements: Sequence[str], schema: str, line: Line) -> None:
@@ -200,9 +199,9 @@ class PostgresSink(TwoPhaseSink):
             line.close()
             raise
 
-    def line(self, name: str, seconds: float) -> Line:
-        """A connection with a deadline for all its statements."""
-        return Line(self.server, name, Deadline(seconds))
+    def line(self, name: str, seconds: float) -> closing[Line]:
+        """A connection with a deadline for all its statements, closed at the end of a `with` block."""
+        return closing(Line(self.server, name, Deadline(seconds)))
 
     @property
     def _identity(self) -> tuple[str, str]:

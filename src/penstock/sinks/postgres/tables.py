@@ -178,16 +178,10 @@ _OLDEST = 12
 
 def check(sink: PostgresSink, context: CheckContext, planned: StructType | None) -> list[str]:
     """Warnings; raises what cannot work."""
-    line = sink.line("penstock check", _SECONDS)
-    try:
-        with mapper(sink.server, str(sink.place)).mapped("checking"):
-            line.begin(_SECONDS)  # a pooler may allow statements, and no transactions
-            line.ask("ROLLBACK")
-            findings = _server(sink, context, line.ask)
-            findings += _table(sink, line.ask, planned)
-    finally:
-        line.close()
-    return findings
+    with sink.line("penstock check", _SECONDS) as line, mapper(sink.server, str(sink.place)).mapped("checking"):
+        line.begin(_SECONDS)  # a pooler may allow statements, and no transactions
+        line.ask("ROLLBACK")
+        return _server(sink, context, line.ask) + _table(sink, line.ask, planned)
 
 
 def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:

@@ -266,10 +266,9 @@ class PostgresWriter(Writer):
                 if self._staged
                 else f"ROLLBACK PREPARED {literal(self._name)}"
             )
-            line = self._sink.line("penstock", _UNDO_SECONDS)
-            with contextlib.suppress(client().psycopg.Error):  # gone already, or left for the driver's sweep
+            gone = client().psycopg.Error  # already, or left for the driver's sweep
+            with self._sink.line("penstock", _UNDO_SECONDS) as line, contextlib.suppress(gone):
                 line.ask(undo)
-            line.close()
 
     def _begin(self, *, text: bool) -> None:
         sink, scope = self._sink, self._scope
@@ -323,11 +322,8 @@ class PostgresWriter(Writer):
 
     def _settle(self) -> None:
         """Create the sink's own tables where no driver has; this transaction sees them as soon as they exist."""
-        line = self._sink.line("penstock", _UNDO_SECONDS)
-        try:
+        with self._sink.line("penstock", _UNDO_SECONDS) as line:
             self._sink.settle(self._scope.sink.prefix, line, since=self._at)
-        finally:
-            line.close()
 
     def _load(self) -> None:
         if not self._waiting:
@@ -370,18 +366,16 @@ class PostgresWriter(Writer):
         """The error if another writer of this epoch holds the key, not an earlier attempt of the same task."""
         if not is_on_a_key(fault):
             return None
-        line = self._sink.line("penstock", _UNDO_SECONDS)
         scope = self._scope
         try:
-            transactions = self._dialect.transactions(line)
-            live = line.ask(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND state LIKE 'idle in%'",
-                application(scope.sink.prefix, scope.sink.generation, "writer"),
-            )
+            with self._sink.line("penstock", _UNDO_SECONDS) as line:
+                transactions = self._dialect.transactions(line)
+                live = line.ask(
+                    "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND state LIKE 'idle in%'",
+                    application(scope.sink.prefix, scope.sink.generation, "writer"),
+                )
         except client().psycopg.Error:
             return None
-        finally:
-            line.close()
         others = [numbers_in(name, scope.sink.prefix) for name, _ in transactions]
         partitions = {numbers["partition"] for numbers in others if numbers and numbers["epoch"] == scope.epoch}
         # This session is among the live ones: its transaction has failed, but not yet ended.

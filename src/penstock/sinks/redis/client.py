@@ -33,7 +33,6 @@ from penstock import errors
 from penstock.contracts.sink import SinkScope
 from penstock.secrets import hide
 
-_NAME = re.compile(r"g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+")
 _TAG = re.compile(r"\{[^{}]+\}")
 
 #: The beginning of all sinks' own keys.
@@ -255,12 +254,6 @@ class Layout:
 
     def rows(self, name: str) -> str:
         return f"{self.base}:s:{name}"
-
-
-def numbers_of(name: str) -> tuple[int, int, int] | None:
-    """Generation, epoch and partition in a writer's name."""
-    match = _NAME.fullmatch(name)
-    return (int(match["generation"]), int(match["epoch"]), int(match["partition"])) if match else None
 
 
 #: Elements before each row's values: which of them are null, and the key.

@@ -24,6 +24,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.failpoints import failpoint
+from penstock.sinks.files.commit import numbers_in
 from penstock.sinks.redis import client
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class RedisCommitter(Committer):
         return [
             Leftover(name, *numbers, payload={"base": self._keys.base, "name": name})
             for name in names
-            if (numbers := client.numbers_of(name)) is not None and numbers[0] <= self._scope.generation
+            if (numbers := numbers_in(name)) is not None and numbers[0] <= self._scope.generation
         ]
 
     def _remove(self, layout: client.Layout, names: Sequence[str]) -> int:

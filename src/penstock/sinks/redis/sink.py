@@ -166,8 +166,8 @@ def check_server(sink: RedisSink) -> list[str]:
     """Warnings for the user; raises if the sink cannot work. Writes nothing."""
     where = public_address(sink.url)
     # Never through a cluster's client: a plain one can ask one node what it is.
-    client = sink.connect() if sink.sentinels else alone(sink.url, sink.options)
-    try:
+    plain = sink.connect() if sink.sentinels else alone(sink.url, sink.options)
+    with contextlib.closing(plain) as client:
         with translate_errors(sink.url):
             info: Mapping[str, Any] = client.info()
             if sink.staged:
@@ -175,8 +175,6 @@ def check_server(sink: RedisSink) -> list[str]:
         fsync = ""
         with contextlib.suppress(library().exceptions.RedisError):  # many hosts forbid CONFIG
             fsync = str(client.config_get("appendfsync").get("appendfsync", ""))
-    finally:
-        client.close()
     _refuse(info, sink, where)
     return findings(info, fsync, where, ttl=sink.ttl is not None, replicas=sink.replicas)
 

@@ -21,14 +21,14 @@ import contextlib
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
 from penstock.sinks.files.commit import attempt_name
 from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
 from penstock.sinks.redis import client
+from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,15 +82,11 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
                 )
     refuse_keys(values, "The Redis sink")
     if mode == "string" and len(values) > 1:
-        parts = [keys_as_text(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in values]
+        parts = [keys_as_text(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
         columns = [f.to_json(f.struct(*parts), dict(LOSSLESS["json"])).alias("value")]
     else:
-        columns = [_plain(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in values]
-    return frame.select(_plain(f.col(_quoted(key)), key_type).alias(key), *columns)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
+        columns = [_plain(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
+    return frame.select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
 
 
 def _is_nested(kind: DataType) -> bool:
@@ -109,16 +105,11 @@ def _plain(column: Column, kind: DataType) -> Column:
     return column.cast("string") if kind.simpleString().startswith("interval") else column
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows in the scripts' layout: nulls (`""`, or a `1` or `0` for each value), key, values; row after row."""
 
     elements: list[Any]
     width: int
-
-    @property
-    def count(self) -> int:
-        return len(self.elements) // self.width
 
 
 def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
@@ -284,7 +275,7 @@ class StagingWriter(Writer):
                 self._expect(length)
 
     def pre_commit(self) -> Mapping[str, Any]:
-        try:
+        with contextlib.closing(self._client):
             if not self._elements:
                 self._undo()
                 return {}
@@ -293,16 +284,11 @@ class StagingWriter(Writer):
                 average = max(1, self._bytes * self._width // self._elements)
                 at_once = self._width * max(1, min(ELEMENTS_AT_ONCE // self._width, BYTES_AT_ONCE // average))
                 self._validate(at_once)
-        finally:
-            self._client.close()
         return {"base": self._keys.base, "name": self._name, "elements": self._elements, "at_once": at_once}
 
     def abort(self) -> None:
-        try:
-            with client.translate_errors(self._sink.url):
-                self._undo()
-        finally:
-            self._client.close()
+        with contextlib.closing(self._client), client.translate_errors(self._sink.url):
+            self._undo()
 
     def _open(self, batch: pa.RecordBatch) -> None:
         fields = [name for name in batch.schema.names if name != self._sink.key]

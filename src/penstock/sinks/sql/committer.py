@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from penstock.checkpoint.decision import Committable, Outcome
@@ -293,7 +294,7 @@ class SqlCommitter(Committer, Generic[C]):
             self._fence = self._dialect.read_fence(connection)
             # After the fence: a writer that does not appear here sees it before it prepares.
             traces = self._dialect.recover(connection)
-            dangling = {trace.writer for trace in traces if trace.generation <= self._dialect.generation} - kept
+            dangling = {trace.name for trace in traces if trace.generation <= self._dialect.generation} - kept
             tables = {name for name in dangling if is_staging(name)}
             self._dialect.rollback(connection, dangling - tables, tables)
             return ended + len(dangling)
@@ -305,8 +306,8 @@ class SqlCommitter(Committer, Generic[C]):
         with self._mapper.mapped("listing open transactions"):
             traces = self._lane.run(self._dialect.recover, deadline)
         return [
-            Leftover(each.writer, each.generation, each.epoch, each.partition, each.started, {"writer": each.writer})
-            for each in sorted(traces, key=lambda trace: trace.writer)
+            replace(each, payload={"writer": each.name})
+            for each in sorted(traces, key=lambda trace: trace.name)
             if each.generation <= self._dialect.generation
         ]
 
@@ -334,7 +335,7 @@ class SqlCommitter(Committer, Generic[C]):
             if names <= proof.marked:
                 return proof, set()
             # Before the markers: a writer without a trace now and a marker afterwards was not committed meanwhile.
-            there = {trace.writer for trace in self._dialect.recover(connection)}
+            there = {trace.name for trace in self._dialect.recover(connection)}
             return self._dialect.prove(connection, names), there
 
         if not names:

@@ -34,7 +34,7 @@ from penstock.sinks.sql.tables import is_staging
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
-    from penstock.contracts.sink import WriterScope
+    from penstock.contracts.sink import Leftover, WriterScope
     from penstock.deadline import Deadline
     from penstock.sinks.sql.faults import ErrorMapper
 
@@ -58,17 +58,6 @@ class Connection(Protocol):
 
 
 C = TypeVar("C", bound=Connection)
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A transaction, table or session of a writer of this sink. What its name does not contain is None."""
-
-    writer: str
-    generation: int
-    epoch: int | None = None
-    partition: int | None = None
-    started: float | None = None  # seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +137,9 @@ class Dialect(ABC, Generic[C]):
         """Roll back transactions and drop staging tables; those that are gone already are fine."""
 
     @abstractmethod
-    def recover(self, connection: C) -> Sequence[Trace]:
-        """Everything of this sink that is prepared, staged or still being written, of all generations."""
+    def recover(self, connection: C) -> Sequence[Leftover]:
+        """Everything of this sink that is prepared, staged or still being written, of all generations, by the writers'
+        names."""
 
     # Staging tables
 

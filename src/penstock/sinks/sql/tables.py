@@ -10,10 +10,10 @@ from __future__ import annotations
 import difflib
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.contracts.sink import WriterScope
 from penstock.errors import ConfigurationError, DataError, SchemaMismatch
@@ -50,7 +50,7 @@ def writer_name(scope: WriterScope) -> str:
     )
 
 
-def numbers_in(name: str, prefix: str) -> dict[str, int] | None:
+def numbers_in(name: str, prefix: str) -> dict[str, Any] | None:
     """Generation, epoch and partition in a writer's name; None if it is not one of the sink `prefix`."""
     start = label(prefix)
     match = _WRITER.fullmatch(name, len(start)) if name.startswith(start) else None
@@ -197,23 +197,6 @@ def hint(name: str, there: Iterable[str]) -> str:
     return "" if close is None else f" (it has {close!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class UniqueIndex:
-    """`columns` are compared as a whole; with `parts` also the beginning of a column, or an expression."""
-
-    name: str
-    columns: frozenset[str]
-    parts: bool = False
-
-    def is_on(self, key: Collection[str]) -> bool:
-        """Whether two rows are the same to it exactly where their keys are."""
-        return not self.parts and self.columns == frozenset(key)
-
-    def may_disagree_with(self, key: Collection[str], never_equal: Collection[str]) -> bool:
-        """Whether it can match a row with another key; a column of `never_equal` differs in any two rows."""
-        return not (self.columns >= frozenset(key) or self.columns & frozenset(never_equal))
-
-
 def require_values(batch: pa.RecordBatch, key: Sequence[str], system: str, table: str) -> None:
     """`DataError` for a row with a null in its key: whether nulls are equal depends on the unique index."""
     for name in key:
@@ -234,7 +217,7 @@ def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals
     refuse_keys([field for field in frame.schema.fields if as_json(field.dataType)], "The sink")
     chosen = []
     for field in frame.schema.fields:
-        column = f.col(f"`{field.name.replace('`', '``')}`")
+        column = f.col(quoted(field.name, "`"))
         if as_json(field.dataType):
             exact = _with_text(field.dataType) if decimals_as_text else field.dataType
             if exact != field.dataType:

@@ -7,14 +7,15 @@ other differences are refused: nothing is cut, rounded or dropped silently.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConstraintViolated, SchemaMismatch
-from penstock.sinks.sql.tables import hint
+from penstock.sinks.files.text import column_problems, types_in
+from penstock.sinks.sql.tables import Column, compare, hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,18 +42,15 @@ def varchar_length(kind: str) -> int | None:
 
 def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     """The Arrow columns of `frame`; `SchemaMismatch` for types and names that no table can have."""
+    from pyspark.sql import types as t
     from pyspark.sql.pandas.types import to_arrow_type
 
-    problems = [] if frame.columns else ["there are no columns"]
-    lower = [name.lower() for name in frame.columns]
-    problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
-    for column in frame.schema.fields:
-        for name in _names(column.name, column.dataType):
-            odd = sorted({repr(letter) for letter in name if letter in forbidden})
-            if odd or not name:
-                problems.append(f"the name {name!r} has {', '.join(odd) or 'no letters'}")
-        if not _storable(column.dataType):
-            problems.append(f"column {column.name} is {column.dataType.simpleString()}")
+    problems = column_problems(frame, lambda kind: not all(map(_storable, types_in(kind))))
+    structs = (part for part in types_in(frame.schema) if isinstance(part, t.StructType))
+    for name in (field.name for struct in structs for field in struct.fields):
+        odd = sorted({repr(letter) for letter in name if letter in forbidden})
+        if odd or not name:
+            problems.append(f"the name {name!r} has {', '.join(odd) or 'no letters'}")
     if problems:
         raise SchemaMismatch(
             f"The rows do not fit into {where}: {'; '.join(problems)}.",
@@ -62,34 +60,14 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     return pa.schema(kinds)
 
 
-def _names(name: str, kind: DataType) -> Iterator[str]:
-    from pyspark.sql import types as t
-
-    yield name
-    inside = [kind]
-    while inside:
-        part = inside.pop()
-        if isinstance(part, t.ArrayType):
-            inside.append(part.elementType)
-        elif isinstance(part, t.MapType):
-            inside += [part.keyType, part.valueType]
-        elif isinstance(part, t.StructType):
-            yield from (field.name for field in part.fields)
-            inside += [field.dataType for field in part.fields]
-
-
 def _storable(kind: DataType) -> bool:
     from pyspark.sql import types as t
 
-    if isinstance(kind, t.ArrayType):
-        return _storable(kind.elementType)
-    if isinstance(kind, t.MapType):
-        return _storable(kind.keyType) and _storable(kind.valueType)
     if type(kind) is t.StructType:
-        return bool(kind.fields) and all(_storable(field.dataType) for field in kind.fields)
+        return bool(kind.fields)
     return type(kind) in (
         t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
-        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType,
+        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, t.ArrayType, t.MapType,
     )  # fmt: skip
 
 
@@ -116,24 +94,14 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def fit(rows: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
     """The columns of `table` that `rows` fill, in the table's order; `SchemaMismatch` names all differences."""
-    by_name = {field.name: field for field in table}
-    wrong = []
-    for field in rows:
-        if field.name not in by_name:
-            wrong.append(f"the table has no column {field.name!r}{hint(field.name, by_name)}")
-        elif not widens(field.type, by_name[field.name].type):
-            theirs = _type_name(by_name[field.name].type)
-            wrong.append(f"column {field.name!r} is {_type_name(field.type)}, the table's is {theirs}")
-    wrong.extend(
-        f"the table's column {field.name!r} may not be null, and the rows do not have it"
-        for field in table
-        if not field.nullable and field.name not in rows.names
+    compare(
+        types_of(rows).items(),
+        [Column(name, kind, table.field(name).nullable) for name, kind in types_of(table).items()],
+        where,
+        lambda _, column: (
+            None if widens(rows.field(column.name).type, table.field(column.name).type) else "not every value fits"
+        ),
     )
-    if wrong:
-        raise SchemaMismatch(
-            f"The rows do not fit into {where}: {'; '.join(wrong)}.",
-            to_do="select, rename or cast the columns of the DataFrame, or alter the table.",
-        )
     return pa.schema([field for field in table if field.name in rows.names])
 
 

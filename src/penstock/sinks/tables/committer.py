@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow.parquet as pq
 
@@ -218,12 +218,12 @@ class TableCommitter(Committer):
     def _change(self, epoch: int, prepared: Sequence[Committable], known: Known) -> Change:
         return Change(
             f"{self._scope.prefix} generation {self._scope.generation} epoch {epoch}",
-            files=[{**file, "about": self._about(c, file, known)} for c in prepared for file in c.payload["files"]],
+            files=[self._described(c, file, known) for c in prepared for file in c.payload["files"]],
             added=[committable.payload["token"] for committable in prepared],
         )
 
-    def _about(self, committable: Committable, file: Mapping[str, Any], known: Known) -> Mapping[str, Any]:
-        """The description of a file for the table's log, from its footer and its marker."""
+    def _described(self, committable: Committable, file: Mapping[str, Any], known: Known) -> Any:
+        """A file for the table's log, from its footer and its marker."""
         storage = self._target.storage(known)
         with contextlib.closing(storage.open(file["name"])) as stream:
             metadata = pq.read_metadata(stream)
@@ -266,7 +266,7 @@ class TableCommitter(Committer):
             for name in storage.file_names(private_folder(self._scope)):
                 parsed = parse_marker(name)
                 if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
-                    position = _position(storage, f"{private_folder(self._scope)}/{name}")
+                    position = marked_position(storage, f"{private_folder(self._scope)}/{name}")
                     dangling.append(_Dangling(name, *parsed, position))
             return self._sweep(dangling, known, deadline) if dangling else 0
 
@@ -303,11 +303,14 @@ class TableCommitter(Committer):
         storage.remove(name)
 
 
-class _Dangling:
+class _Dangling(NamedTuple):
     """A file that a writer once opened, by its marker."""
 
-    def __init__(self, marker: str, generation: int, name: str, token: str, position: Mapping[str, Any]) -> None:
-        self.marker, self.generation, self.name, self.token, self.position = marker, generation, name, token, position
+    marker: str
+    generation: int
+    name: str
+    token: str
+    position: Mapping[str, Any]
 
 
 class _Histories:
@@ -333,10 +336,3 @@ class _Histories:
     def never_taken(self, token: str, position: Mapping[str, Any]) -> bool:
         history = self.since(position)
         return history.complete and token not in history.added
-
-
-def _position(storage: Tree, marker: str) -> Mapping[str, Any]:
-    try:
-        return marked_position(storage.read(marker))
-    except FileNotFoundError:
-        return {}

@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import date, datetime
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,6 @@ class DeltaTarget(Target):
         self._table: Any = None
         self._entry = ""  # digest of the log's entry that the state ends with
         self._settled = -1  # all entries up to this one are known to be on the disk
-        self._opened: Tree | None = None
 
     def look(self) -> Known | None:
         with self.translate_errors():
@@ -80,12 +80,9 @@ class DeltaTarget(Target):
                 return None
             table = self._table
             schema = pa.schema(table.schema().to_arrow())
-            meta = table.metadata()
             self._refuse(schema)
             position = {"version": table.version(), "txn": table.transaction_version(self._app)}
-            indexed = meta.configuration.get("delta.dataSkippingNumIndexedCols", str(INDEXED))
-            extra = {"partitions_in_files": False, "indexed": int(indexed)}
-            return Known(schema, tuple(meta.partition_columns), position, extra)
+            return Known(schema, tuple(table.metadata().partition_columns), position, {"partitions_in_files": False})
 
     def _updated(self) -> bool:
         """Whether there is a table; then its state is the newest."""
@@ -104,7 +101,7 @@ class DeltaTarget(Target):
 
     def _digest(self, version: int) -> str:
         try:
-            return sha256(self._storage().read(_entry(version))).hexdigest()
+            return sha256(self._tree.read(_entry(version))).hexdigest()
         except FileNotFoundError:
             return ""  # cleaned up or dropped: load the table again
 
@@ -141,24 +138,22 @@ class DeltaTarget(Target):
                     storage_options=self._options or None,
                 )
             except deltalake.exceptions.CommitFailedError:
-                if self._storage().size(_entry(0)) is None:
+                if self._tree.size(_entry(0)) is None:
                     raise  # not because another task was faster
             self._sync([0])
 
     def storage(self, known: Known) -> Tree:
-        return self._storage()
+        return self._tree
 
-    def _storage(self) -> Tree:
-        if self._opened is None:
-            self._opened = open_folder(self._path, self._options)
-        return self._opened
+    @cached_property
+    def _tree(self) -> Tree:
+        return open_folder(self._path, self._options)
 
-    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        return {
-            "stats": statistics(file, known.schema, known.extra["indexed"]),
-            "partition": dict(partition_values(file.values, known.partition_by)),
-            "modified": int(time.time() * 1000),
-        }
+    def describe(self, known: Known, file: Written) -> AddAction:
+        indexed = self._table.metadata().configuration.get("delta.dataSkippingNumIndexedCols", INDEXED)
+        values = dict(partition_values(file.values, known.partition_by))
+        stats = statistics(file, known.schema, int(indexed))
+        return AddAction(file.name, file.size, values, int(time.time() * 1000), data_change=True, stats=stats)
 
     def history(self, since: Mapping[str, Any]) -> History:
         now = self._table.transaction_version(self._app)
@@ -170,7 +165,7 @@ class DeltaTarget(Target):
         with self.translate_errors():
             for version in range(start if start <= newest + 1 else 0, newest + 1):
                 try:
-                    entry = self._storage().read(_entry(version))
+                    entry = self._tree.read(_entry(version))
                 except FileNotFoundError:
                     return History(frozenset(added), frozenset(swept), complete=False)
                 for action in _actions(entry):
@@ -194,7 +189,7 @@ class DeltaTarget(Target):
         with self.translate_errors():
             try:
                 table.create_write_transaction(
-                    [_added(file["name"], file["bytes"], **file["about"]) for file in change.files],
+                    list(change.files),
                     mode="append",
                     schema=table.schema(),
                     partition_by=list(table.metadata().partition_columns),
@@ -205,7 +200,7 @@ class DeltaTarget(Target):
                     ),
                 )
             except deltalake.exceptions.CommitFailedError:
-                if self._storage().size(_entry(table.version() + 1)) is None:
+                if self._tree.size(_entry(table.version() + 1)) is None:
                     raise  # not because another writer was faster
                 return False
             self._sync([table.version() + 1])
@@ -241,10 +236,6 @@ def _notes(kind: Any, inside: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield from _notes(field["type"], path)
     for part in ("elementType", "keyType", "valueType"):
         yield from _notes(kind.get(part), (*inside, part))
-
-
-def _added(name: str, size: int, *, partition: dict[str, str | None], modified: int, stats: str) -> AddAction:
-    return AddAction(name, size, partition, modified, data_change=True, stats=stats)
 
 
 def _entry(version: int) -> str:

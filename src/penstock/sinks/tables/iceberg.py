@@ -6,7 +6,6 @@ commit succeeds only on top of that very snapshot. Snapshots expire; properties 
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
@@ -15,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION
 from pyiceberg.typedef import Record
 
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 4
 _RETRIES = "commit.retry.num-retries"
-_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
-_BOUNDS = ("lower_bounds", "upper_bounds")
 _EPOCH_DAY = date(1970, 1, 1)
 
 
@@ -82,14 +79,13 @@ class IcebergTarget(Target):
         self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
         self._pages = Pages(self._tree, private_folder(scope, "taken") if scope is not None else "")
         self.where = f"Iceberg table {table} of catalog {catalog}"
-        self._catalog: Any = None
         self._table: Any = None
         self._trees: dict[str, Tree] = {}
 
     def look(self) -> Known | None:
         with self.translate_errors():
             try:
-                self._table = self._connected().load_table(self._name)
+                self._table = self._catalog.load_table(self._name)
             except (NoSuchTableError, NoSuchNamespaceError):
                 self._table = None
                 return None
@@ -109,13 +105,8 @@ class IcebergTarget(Target):
                 safe="nothing was written to it.",
                 to_do="write to a table of format 2 that is partitioned by plain columns, or by none.",
             )
-        extra = {
-            "root": self._root(),
-            "schema": table.schema().model_dump_json(),
-            "metrics": {key: value for key, value in metadata.properties.items() if key.startswith("write.metadata")},
-        }
         position = {"table": str(metadata.table_uuid), "commits": self._marked()["commits"]}
-        return Known(schema, tuple(by), position, extra)
+        return Known(schema, tuple(by), position, {"root": self._root()})
 
     def _root(self) -> str:
         metadata = self._table.metadata
@@ -129,7 +120,7 @@ class IcebergTarget(Target):
         check_partitions(self._partition_by, schema, self.where)
         space = self._name.rpartition(".")[0]
         with self.translate_errors():
-            catalog = self._connected()
+            catalog = self._catalog
             # Several tasks may create it at once, and each catalog has its own error for the late ones.
             _patiently(lambda: catalog.create_namespace_if_not_exists(space), lambda: catalog.namespace_exists(space))
             _patiently(lambda: self._create(catalog, schema), lambda: catalog.table_exists(self._name))
@@ -157,20 +148,26 @@ class IcebergTarget(Target):
         with self.translate_errors():
             if self._table is None:
                 # Not from the driver's hints: a catalog may hand out credentials, which must not travel.
-                self._table = self._connected().load_table(self._name)
+                self._table = self._catalog.load_table(self._name)
             return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path, address=root)
 
-    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        schema = Schema.model_validate_json(known.extra["schema"])
-        ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, dict(known.extra["metrics"]))
+    def describe(self, known: Known, file: Written) -> DataFile:
+        schema, metadata = self._table.schema(), self._table.metadata
+        ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, metadata.properties)
         for path in _without_bounds(file.metadata) & ids.keys():
             plan[ids[path]] = replace(plan[ids[path]], mode=MetricsMode(MetricModeTypes.COUNTS))
-        stats = data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict()
-        about: dict[str, Any] = {name: stats[name] for name in ("record_count", "split_offsets", *_COUNTS)}
-        about.update({name: {key: _text(value) for key, value in stats[name].items()} for name in _BOUNDS})
-        about["path"] = f"{known.extra['root']}/{file.name}"
-        about["partition"] = [_internal(value) for value in file.values]
-        return about
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{known.extra['root']}/{file.name}",
+            file_format=FileFormat.PARQUET,
+            partition=Record(*map(_internal, file.values)),
+            file_size_in_bytes=file.size,
+            sort_order_id=None,
+            spec_id=metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict(),
+        )
 
     def history(self, since: Mapping[str, Any]) -> History:
         # A table that was dropped and created again has another history.
@@ -196,7 +193,7 @@ class IcebergTarget(Target):
                 update = transaction.update_snapshot(snapshot_properties={"penstock": change.note}).fast_append()
                 with update as files:
                     for file in change.files:
-                        files.append_data_file(self._data_file(file))
+                        files.append_data_file(file)
                 transaction.commit_transaction()
             except CommitFailedException:
                 self._pages.drop(mark)
@@ -204,26 +201,14 @@ class IcebergTarget(Target):
             self._pages.prune(mark)
         return True
 
-    def _data_file(self, file: Mapping[str, Any]) -> Any:
-        about = file["about"]
-        stats: dict[str, Any] = {name: {int(key): value for key, value in about[name].items()} for name in _COUNTS}
-        for name in _BOUNDS:
-            stats[name] = {int(key): base64.b64decode(value) for key, value in about[name].items()}
-        return DataFile.from_args(
-            content=DataFileContent.DATA, file_path=about["path"], file_format=FileFormat.PARQUET,
-            partition=Record(*about["partition"]), file_size_in_bytes=file["bytes"], record_count=about["record_count"],
-            split_offsets=about["split_offsets"], sort_order_id=None, spec_id=self._table.metadata.default_spec_id,
-            equality_ids=None, key_metadata=None, **stats,
-        )  # fmt: skip
-
-    def _connected(self) -> Any:
-        if self._catalog is None:
-            # A catalog in a database creates its own tables when it is opened, and several tasks may do that at once.
-            self._catalog = _patiently(lambda: load_catalog(self._catalog_name, **self._properties), lambda: False)
-            warehouse = self._catalog.properties.get("warehouse", "")
-            if warehouse and ("://" not in warehouse or warehouse.startswith("file:")):
-                self._catalog.properties.setdefault("py-io-impl", f"{__name__}.{SyncedFileIO.__name__}")
-        return self._catalog
+    @cached_property
+    def _catalog(self) -> Any:
+        # A catalog in a database creates its own tables when it is opened, and several tasks may do that at once.
+        catalog = _patiently(lambda: load_catalog(self._catalog_name, **self._properties), lambda: False)
+        warehouse = catalog.properties.get("warehouse", "")
+        if warehouse and ("://" not in warehouse or warehouse.startswith("file:")):
+            catalog.properties.setdefault("py-io-impl", f"{__name__}.{SyncedFileIO.__name__}")
+        return catalog
 
     def translate_errors(self) -> AbstractContextManager[None]:
         # pyiceberg's errors have no common root, and its catalogs bring their own.
@@ -252,10 +237,6 @@ def _without_bounds(metadata: FileMetaData) -> set[str]:
         for number in range(metadata.num_columns)
     )
     return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not has_bounds(chunk.statistics)}
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
 
 
 def _internal(value: Any) -> Any:

@@ -61,7 +61,8 @@ class TableSink(TwoPhaseSink):
     @abstractmethod
     def _target(self, scope: SinkScope | None) -> Target: ...
 
-    def _check_table(self, known: Known | None) -> None:
+    def _check_table(self, known: Known | None, folder: str | None, uid: str) -> Sequence[Finding]:
+        """Raises for a table, or a local `folder`, that cannot be written; other storage fails at the first write."""
         if known is None and not self.create:
             raise TableMissing(
                 f"{self.describe()} does not exist, and the sink may not create it.",
@@ -73,6 +74,7 @@ class TableSink(TwoPhaseSink):
                 f"{', '.join(self.partition_by)}.",
                 to_do="leave partition_by out: an existing table keeps its partitions.",
             )
+        return check_folder(folder, uid, what="a table") if folder is not None and is_local(folder) else ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,10 +119,7 @@ class DeltaSink(TableSink):
         return replace(self, path=f"{self.path}{suffix}")
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        known = self._target(None).look()
-        findings = check_table_folder(self.path, uid)
-        self._check_table(known)
-        return findings
+        return self._check_table(self._target(None).look(), self.path, uid)
 
     def _target(self, scope: SinkScope | None) -> Target:
         try:
@@ -180,10 +179,8 @@ class IcebergSink(TableSink):
             # A catalog in a database creates its own tables when it is opened, unless configured not to.
             properties = {**self.properties, "init_catalog_tables": "false"}
             known = replace(self, properties=properties)._target(None).look()
-        self._check_table(known)
-        if known is not None:
-            findings.extend(check_table_folder(known.extra["root"].removeprefix("file://"), uid))
-        return findings
+        root = known.extra["root"].removeprefix("file://") if known is not None else None
+        return [*findings, *self._check_table(known, root, uid)]
 
     def _target(self, scope: SinkScope | None) -> Target:
         try:
@@ -200,11 +197,6 @@ def public_address(address: str) -> str:
     parts = urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
-def check_table_folder(path: str, uid: str) -> Sequence[Finding]:
-    """Raises for a local folder that cannot be written; other storage fails at the first write."""
-    return check_folder(path, uid, what="a table") if is_local(path) else ()
 
 
 def _missing_package(kind: str, package: str, error: ImportError) -> MissingExtra:

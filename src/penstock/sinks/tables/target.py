@@ -74,10 +74,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One commit of the table: files with their description, and the tokens it takes and gives up."""
+    """One commit of the table: its files as `Target.describe` returns them, and the tokens it takes and gives up."""
 
     note: str
-    files: Sequence[Mapping[str, Any]] = ()
+    files: Sequence[Any] = ()
     added: Sequence[str] = ()
     swept: Sequence[str] = ()
 
@@ -105,8 +105,8 @@ class Target(ABC):
         """The folder of the data files."""
 
     @abstractmethod
-    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        """The description of a data file for the table's log, as JSON."""
+    def describe(self, known: Known, file: Written) -> Any:
+        """A data file as the library adds it to the table last looked at."""
 
     @abstractmethod
     def history(self, since: Mapping[str, Any]) -> History:
@@ -140,11 +140,11 @@ def marker_body(position: Mapping[str, Any], values: Sequence[Any]) -> bytes:
     return json.dumps({"position": dict(position), "values": values_json}).encode()
 
 
-def marked_position(body: bytes) -> Mapping[str, Any]:
-    """The beginning for a marker cut short by a crash: no file was written behind it."""
+def marked_position(storage: Tree, marker: str) -> Mapping[str, Any]:
+    """The beginning for a marker that is gone, or was cut short by a crash: no file was written behind it."""
     try:
-        position: Mapping[str, Any] = json.loads(body)["position"]
-    except (ValueError, KeyError):
+        position: Mapping[str, Any] = json.loads(storage.read(marker))["position"]
+    except (FileNotFoundError, ValueError, KeyError):
         return {}
     return position
 

@@ -128,7 +128,7 @@ class TableWriter(Writer):
             "position": dict(known.position),
             "columns": types_of(columns),
             "partition_by": list(known.partition_by),
-            # No statistics and no partition values: the ledger holds no row's values. See `TableCommitter._about`.
+            # No statistics and no partition values: the ledger holds no row's values. See `TableCommitter._described`.
             "files": [{"name": file.name, "bytes": file.size} for file in self._done],
         }
 
@@ -156,7 +156,11 @@ class DataFile(ParquetEncoder):
         # Decimals as in Iceberg's specification and Spark's writer.
         super().__init__(file.stream, compression, schema, store_decimal_as_integer=True)
         self.name, self.values, self._file = name, values, file
-        self._floats = [field.name for field in schema if _has_floats(field.type)]
+        self._floats = [
+            field.name
+            for field in schema
+            if any(pa.types.is_floating(kind) for _, kind in leaves(field.name, field.type))
+        ]
         self._with_nan: set[str] = set()
 
     def takes(self, batch: pa.RecordBatch) -> bool:
@@ -187,12 +191,6 @@ class DataFile(ParquetEncoder):
         if self._writer is not None:
             self._writer.is_open = False  # or it would write the footer when it is collected
         self._file.discard()
-
-
-def _has_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
-    return bool(pa.types.is_floating(kind))
 
 
 def _nans(path: str, values: Any) -> Iterator[str]:

@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
@@ -144,17 +145,15 @@ class CarriedFunction:
 
     def __init__(self, data: bytes | None, why: str = "") -> None:
         self._data, self._why = data, why
-        self._function: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._function is None:
-            self._function = self._load()
         return self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (CarriedFunction, (self._data, self._why))
 
-    def _load(self) -> Callable[..., Any]:
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
         try:
             if self._data is not None:
                 return pickle.loads(self._data)  # type: ignore[no-any-return]  # noqa: S301 - from our own driver

@@ -22,7 +22,6 @@ again.
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, Writ
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
-from penstock.sinks.files.commit import attempt_name, label
+from penstock.sinks.files.commit import Receipts, attempt_name, label, numbers_in
 from penstock.storage.open import task_tree
 from penstock.storage.tree import full_disk_named
 
@@ -51,9 +50,6 @@ _NOTHING = "nothing of this epoch is visible; it replays from the same positions
 #: Epochs whose notes are kept. One would do in order; the others are for epochs that commit concurrently.
 KEPT_EPOCHS = 16
 
-_ROWS = re.compile(r"g(?P<generation>\d+)-e\d+-a\d+-p\d+-t\d+-[0-9a-f]+\.arrow")
-_NOTE = re.compile(r"e(?P<epoch>\d+)-[0-9a-f]+\.(?P<kind>begun|done)")
-
 
 class RowLog:
     """One sink's folder, reached from the driver and from tasks."""
@@ -61,14 +57,13 @@ class RowLog:
     def __init__(self, location: str, scope: SinkScope) -> None:
         self._location = location
         self._folder = f"{label(scope.job)}/{label(scope.uid)}"
-        self._storage = task_tree(location)
+        self._storage = tree = task_tree(location)
+        self.notes = Receipts(f"{self._folder}/notes", tree.write_durably, tree.read, tree.file_names, tree.remove)
 
     def create(self) -> None:
         with full_disk_named(self._location, "nothing was started"):
             self._storage.create_folder(f"{self._folder}/rows")
-            self._storage.create_folder(f"{self._folder}/notes")
-
-    # Rows
+            self._storage.create_folder(self.notes.folder)
 
     def open(self, name: str, schema: pa.Schema) -> LogWriter:
         return LogWriter(self._location, self._rows(name), schema)
@@ -88,34 +83,8 @@ class RowLog:
 
     def waiting(self) -> dict[str, int]:
         """The names of all logged rows, with their generation."""
-        matches = ((name, _ROWS.fullmatch(name)) for name in self._storage.file_names(f"{self._folder}/rows"))
-        return {name: int(match["generation"]) for name, match in matches if match}
-
-    # Notes
-
-    def note(self, kind: str, epoch: int, names: Sequence[str]) -> None:
-        """Durable when this returns."""
-        if names:
-            content = "".join(f"{name}\n" for name in names).encode()
-            note = f"{self._folder}/notes/e{epoch:010d}-{secrets.token_hex(6)}.{kind}"
-            self._storage.write_durably(note, content)
-
-    def read_notes(self) -> tuple[set[str], set[str]]:
-        """The names that were begun, and those that are done."""
-        names: dict[str, set[str]] = {"begun": set(), "done": set()}
-        for note, match in self._notes():
-            # A note cut short by a crash announces what had not happened yet; the cut name matches nothing.
-            names[match["kind"]].update(self._storage.read(note).decode(errors="replace").split("\n")[:-1])
-        return names["begun"], names["done"]
-
-    def forget(self, before: int) -> None:
-        for note, match in self._notes():
-            if int(match["epoch"]) < before:
-                self._storage.remove(note)
-
-    def _notes(self) -> list[tuple[str, re.Match[str]]]:
-        matches = ((name, _NOTE.fullmatch(name)) for name in self._storage.file_names(f"{self._folder}/notes"))
-        return [(f"{self._folder}/notes/{name}", match) for name, match in matches if match]
+        names = self._storage.file_names(f"{self._folder}/rows")
+        return {name: numbers[0] for name in names if (numbers := numbers_in(name)) is not None}
 
     def _rows(self, name: str) -> str:
         return f"{self._folder}/rows/{safe_part(name, self._location)}"
@@ -179,14 +148,18 @@ class HandingCommitter(Committer):
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         with full_disk_named(self._sink.log, "the epoch is decided, its rows wait in the log"):
-            begun, done = self._row_log.read_notes()
-            outcomes, ready = self._proven(committables, begun, done)
+            notes = self._row_log.notes.names()
+            outcomes, ready = self._proven(committables, notes["begun"], notes["done"])
             if deadline.passed():
                 return {**{committable.writer: Outcome.UNKNOWN for committable in ready}, **outcomes}
-            fresh = [committable.payload["rows"] for committable in ready if committable.payload["rows"] not in begun]
-            self._row_log.note("begun", epoch, fresh)
+            fresh = [
+                committable.payload["rows"]
+                for committable in ready
+                if committable.payload["rows"] not in notes["begun"]
+            ]
+            self._row_log.notes.write(epoch, fresh, "begun")
             self._hand_over(epoch, ready, outcomes, deadline)
-            self._row_log.forget(epoch - KEPT_EPOCHS)
+            self._row_log.notes.forget(epoch - KEPT_EPOCHS)
         return outcomes
 
     def _proven(
@@ -234,7 +207,7 @@ class HandingCommitter(Committer):
         self._finish(epoch, unnoted)
 
     def _finish(self, epoch: int, names: Sequence[str]) -> None:
-        self._row_log.note("done", epoch, names)
+        self._row_log.notes.write(epoch, names, "done")
         self._row_log.remove(names)
 
     def _write(self, committable: Committable, deadline: Deadline) -> Outcome:
@@ -281,5 +254,5 @@ class HandingCommitter(Committer):
         """Rows whose handover has begun are decided, and stay."""
         if not names:
             return 0
-        begun, _ = self._row_log.read_notes()
+        begun = self._row_log.notes.names()["begun"]
         return self._row_log.remove([name for name in names if name not in begun])
