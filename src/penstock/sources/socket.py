@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from penstock.errors import (
     SystemUnavailable,
     ValueTooLarge,
 )
-from penstock.sources.journal import Journal, claim_journal, journal_id
+from penstock.sources.journal import Journal, read_identity, require_same
 from penstock.sources.streams import register, stream_reader
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
@@ -115,7 +115,7 @@ class SocketSource(Source):
                 )
             if nearest == self.journal:
                 require_own(nearest)
-            claim_journal(self.journal, context.job, uid, create=False)
+            require_same(self.journal, read_identity(self.journal), context.job, uid)
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -134,8 +134,8 @@ class SocketSource(Source):
         return {"journal": offset["position"]} if offset["position"] else {}
 
     def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
-        identity = None if self.journal is None else journal_id(self.journal)
-        return {} if identity is None else {"journal": identity}
+        identity = {} if self.journal is None else read_identity(self.journal)
+        return {"journal": identity["id"]} if identity else {}
 
     def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
         raise PositionsLost(
@@ -149,14 +149,10 @@ class SocketSource(Source):
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:
         # Without a journal, positions follow the clock: those of an earlier run must never come again.
         first = time.time_ns() if self.journal is None else 0
-
-        def open_journal() -> Journal:
-            return Journal(self._place(uid), job=job, source=uid, start=first)
-
+        journal = Journal(self._place(uid), job=job, source=uid, start=first)
         self._committed[uid] = dict.fromkeys(readers, ())
-        receiver = Receiver(self.host, self.port, open_journal, longest_line=self.max_line_bytes)
-        receiver.start()
-        self._receivers[uid] = receiver
+        self._receivers[uid] = Receiver(self.host, self.port, journal, longest_line=self.max_line_bytes)
+        self._receivers[uid].start()
 
     def completed(self, uid: str, reader: str, offset: Any) -> None:
         positions = self._committed.get(uid)
@@ -195,66 +191,47 @@ class Receiver:
     """Receives lines into a journal, in a thread of the driver, over a connection that is renewed until `stop`. A line
     counts as received when the journal has it durably. While the disk is slow or full, the sender is held up."""
 
-    def __init__(self, host: str, port: int, open_journal: Callable[[], Journal], *, longest_line: int) -> None:
-        self._host, self._port, self._open_journal, self._longest = host, port, open_journal, longest_line
-        self._journal: Journal | None = None
+    def __init__(self, host: str, port: int, journal: Journal, *, longest_line: int) -> None:
+        self._host, self._port, self._journal, self._longest = host, port, journal, longest_line
         self._guard = threading.Lock()  # this thread appends, the queries' threads trim
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
         self._silent = False
 
     def start(self) -> None:
-        """Open the journal and begin. Raises what no retry can cure."""
-        self._try_to_open(log.warning)
         self._thread.start()
 
     def stop(self) -> None:
         """Everything received is in the journal when this returns."""
         self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        with self._guard:
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
+        self._thread.join()
+        self._journal.close()
 
     def trim(self, position: int) -> None:
         """Let go of what lies before `position`. Never fatal: it is tried again with the next epoch."""
-        with self._guard:
-            try:
-                if self._journal is not None:
-                    self._journal.trim(position)
-            except PenstockError as error:
-                log.warning("the journal could not be trimmed: %s", error)
-
-    def _try_to_open(self, report: Callable[..., None]) -> None:
         try:
-            journal = self._open_journal()
+            with self._guard:
+                self._journal.trim(position)
         except PenstockError as error:
-            if not error.retryable:
-                raise
-            report("%s", error)
-            return
-        with self._guard:
-            self._journal = journal
+            log.warning("the journal could not be trimmed: %s", error)
 
     def _run(self) -> None:
+        pause = _FIRST_PAUSE
         try:
-            while self._journal is None and not self._ending.wait(_DISK_PAUSE):
-                self._try_to_open(log.debug)
-            pause = _FIRST_PAUSE
-            while self._journal is not None and not self._ending.is_set():
-                pause = _FIRST_PAUSE if self._connection(self._journal) else min(pause * 2, _LONGEST_PAUSE)
+            while not self._ending.is_set():
+                pause = _FIRST_PAUSE if self._connection() else min(pause * 2, _LONGEST_PAUSE)
                 self._ending.wait(pause)
         except Superseded as error:
             log.warning("%s", error)
         except PenstockError as error:
             log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
-            with self._guard:
-                if self._journal is not None:
-                    self._journal.report(error)
+            self._report(error)
 
-    def _connection(self, journal: Journal) -> bool:
+    def _report(self, error: PenstockError | None) -> None:
+        with self._guard:
+            self._journal.report(error)
+
+    def _connection(self) -> bool:
         """One connection, from its beginning to its end; False where there was none."""
         try:
             with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
@@ -265,7 +242,7 @@ class Receiver:
                 self._silent = False
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 connection.settimeout(_LOOK_SECONDS)
-                self._receive(connection, journal)
+                self._receive(connection)
                 return True
         except OSError as error:
             if not self._silent:
@@ -273,7 +250,7 @@ class Receiver:
             self._silent = True
             return False
 
-    def _receive(self, connection: socket.socket, journal: Journal) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         rest = b""
         while not self._ending.is_set():
             try:
@@ -283,7 +260,7 @@ class Receiver:
             if not taken:
                 break
             lines, rest = whole_lines(rest + taken)
-            if lines and not self._append(lines, journal):
+            if lines and not self._append(lines):
                 return
             if len(rest) > self._longest:
                 raise ValueTooLarge(
@@ -294,29 +271,27 @@ class Receiver:
         if rest:
             log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
 
-    def _append(self, lines: bytes, journal: Journal) -> bool:
+    def _append(self, lines: bytes) -> bool:
         """Append as often as it takes, while the sender waits; False where a stop comes first. Lines that are in the
         journal are never appended again, whatever failed after that."""
-        failing, before = False, journal.end
-        while True:
+        failing, before = False, self._journal.end
+        while self._journal.end == before:
             try:
                 with self._guard:
-                    journal.append(lines if journal.end == before else b"")
-                    if failing:
-                        journal.report(None)
-                return True
+                    self._journal.append(lines)
             except PenstockError as error:
                 if not error.retryable or isinstance(error, Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)
                 failing = True
-                with self._guard:
-                    journal.report(error)
-            if self._ending.wait(_DISK_PAUSE):
-                if journal.end == before:
+                self._report(error)
+                if self._ending.wait(_DISK_PAUSE) and self._journal.end == before:
                     log.warning("stopped with %d bytes received that could not be kept", len(lines))
-                return False
+                    return False
+        if failing:
+            self._report(None)
+        return True
 
 
 def whole_lines(data: bytes) -> tuple[bytes, bytes]:
