@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dev.kafka import end_process
 from penstock.ops.process.registry import Entry, Registry
+from tests.support.servers.processes import end_process
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from types import MappingProxyType
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
-from penstock.processes import command_line, exists
+from penstock.processes import command_line, end_session, exists
 from penstock.storage.private import create_own, only_one
 from penstock.supply.jars import jar_folder, jar_set
 from penstock.supply.java import find_java
@@ -188,15 +188,15 @@ def _write(pid: int, port: int) -> None:
 def _end() -> None:
     started = _read()
     if started is not None and _is_ours(started[0]):
-        end_process(started[0], _STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started[0], signal.SIGTERM)
+        end_session(started[0], _STOP_SECONDS)
 
 
 def _is_ours(pid: int) -> bool:
     """Whether `pid` runs and, as far as this system tells, was started in this folder: process ids are reused."""
-    if not is_alive(pid):
-        return False
     command = command_line(pid)  # None: this system tells only that the process lives
-    return command is None or os.fsencode(service_folder() / "server.properties") in command
+    return exists(pid) and (command is None or os.fsencode(service_folder() / "server.properties") in command)
 
 
 def _start(folder: Path, port: int) -> int:
@@ -322,22 +322,13 @@ def new_cluster_id() -> str:
 def answers_kafka(port: int, timeout: float = 1.0) -> bool:
     """Whether a plain-text Kafka listener answers an ApiVersions request on `port`. A broker opens its listeners only
     after it has recovered its logs and joined the cluster, so it can serve then."""
-    answer = exchange(port, _API_VERSIONS, 8, timeout)
-    return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
-
-
-def exchange(port: int, request: bytes, size: int, timeout: float = 1.0) -> bytes:
-    """The first bytes of a server's reply, at most `size`; empty where it does not answer."""
     try:
-        with socket.create_connection((HOST, port), timeout=timeout) as connection:
-            connection.settimeout(timeout)
-            connection.sendall(request)
-            reply = b""
-            while len(reply) < size and (more := connection.recv(size - len(reply))):
-                reply += more
+        with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as answers:
+            connection.sendall(_API_VERSIONS)
+            answer = answers.read(8)
     except OSError:
-        return b""
-    return reply
+        return False
+    return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
 
 
 def is_free(port: int) -> bool:
@@ -360,37 +351,3 @@ def free_port() -> int:
         safe="Nothing was started.",
         to_do="Stop what holds them (see `ss -ltn`), or choose a port yourself.",
     )
-
-
-def is_alive(pid: int) -> bool:
-    """Whether `pid` runs. A finished child counts as gone, and is reaped."""
-    with contextlib.suppress(ChildProcessError):
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return False
-    return exists(pid)
-
-
-def end_process(
-    pid: int, patience: float, gone: Callable[[], bool] | None = None, with_signal: signal.Signals = signal.SIGTERM
-) -> bool:
-    """Send a signal, and SIGKILL after `patience` seconds; returns once the process is gone, True if it exited by
-    itself. An owner that waits for its child itself passes `gone`."""
-    is_gone = gone or (lambda: not is_alive(pid))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, with_signal)
-        os.kill(pid, signal.SIGCONT)  # a paused process would never see the first one
-        if _wait(is_gone, patience):
-            return True
-        os.kill(pid, signal.SIGKILL)
-        _wait(is_gone, patience)
-        return False
-    return True  # it exited before the signal arrived
-
-
-def _wait(gone: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not gone():
-        if time.monotonic() > end:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
