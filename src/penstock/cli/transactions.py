@@ -118,7 +118,7 @@ def open_target(
     places: Sequence[str] | None, script: Path | None, servers: str | None, config: Path | None, as_json: bool
 ) -> Target:
     from penstock.engine.settlement import JobLedgers
-    from penstock.ops.kafka_transactions import client_options, kafka_sinks
+    from penstock.ops.transactions import client_options, kafka_sinks
 
     arguments = list(places or ())
     if script is not None:
