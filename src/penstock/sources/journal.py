@@ -1,7 +1,6 @@
 """A journal of received lines on a local disk: what is in it is durable, in order, and can be read again.
 
     FOLDER/journal.sqlite      two tables, see `_SCHEMA`; SQLite keeps `-wal` and `-shm` files beside it
-    FOLDER/error               what keeps its owner from receiving
 
 A *position* counts bytes of lines. An append is one transaction with one *frame*: lines, the moment of their receipt
 (µs since 1970, UTC) and their CRC-32. SQLite syncs it before a reader sees it.
@@ -37,14 +36,13 @@ from penstock.failpoints import failpoint
 from penstock.storage.private import make_private, private_file
 from penstock.storage.storage import is_full
 
-DATABASE, ERROR = "journal.sqlite", "error"
+DATABASE = "journal.sqlite"
 VERSION = 1
 LOCK_SECONDS = 10.0  # the owner holds the lock for one append, or for good where it was stopped inside one
 
-_PAGE = 4096  # of the error, always: an owner on a full disk can still report that the disk is full
 _SETTINGS = ("auto_vacuum=FULL", "journal_mode=WAL", "synchronous=FULL", f"journal_size_limit={16 << 20}")
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS journal (version, id, job, source, start, owner, pid)",
+    "CREATE TABLE IF NOT EXISTS journal (version, id, job, source, start, owner, pid, error)",
     "CREATE TABLE IF NOT EXISTS frames (start INTEGER PRIMARY KEY, received, crc, lines BLOB)",
 )
 
@@ -72,15 +70,13 @@ class Journal:
         try:
             with _named_errors(folder):
                 make_private(folder)
-                for name in (DATABASE, ERROR):
-                    os.close(private_file(str(folder / name), os.O_RDWR | os.O_CREAT))
+                os.close(private_file(str(folder / DATABASE), os.O_RDWR | os.O_CREAT))
                 self._database = self._handles.enter_context(contextlib.closing(_connect(folder)))
                 for setting in _SETTINGS:
                     self._database.execute(f"PRAGMA {setting}")
                 with self._change(owned=False):
                     self._take_over(job, source, start)
                 self.end = _extent(self._database)[1]
-                self._write_error("")
         except BaseException:
             self.close()
             raise
@@ -97,9 +93,10 @@ class Journal:
         return self.end
 
     def report(self, error: PenstockError | None) -> None:
-        """Let readers know why nothing comes; None when lines come again."""
+        """Let readers know why nothing comes; None when lines come again. A disk that is full may have no room for
+        it."""
         with contextlib.suppress(PenstockError), self._change():
-            self._write_error("" if error is None else error.to_json())
+            self._database.execute("UPDATE journal SET error = ?", (None if error is None else error.to_json(),))
 
     def trim(self, position: int) -> int:
         """Delete frames that end before `position`, except the newest; how many."""
@@ -116,9 +113,9 @@ class Journal:
             self._database.execute(table)
         if not _identity(self._database):
             new = (VERSION, secrets.token_hex(8), job, source, start)
-            self._database.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, NULL, NULL)", new)
+            self._database.execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, NULL, NULL, NULL)", new)
         require_same(self.folder, _identity(self._database), job, source)
-        self._database.execute("UPDATE journal SET owner = ?, pid = ?", (self._token, os.getpid()))
+        self._database.execute("UPDATE journal SET owner = ?, pid = ?, error = NULL", (self._token, os.getpid()))
 
     @contextlib.contextmanager
     def _change(self, *, owned: bool = True) -> Iterator[None]:
@@ -143,11 +140,6 @@ class Journal:
                 to_do="nothing, if a newer run of the job is meant to work; otherwise stop it.",
             )
 
-    def _write_error(self, text: str) -> None:
-        page = text.encode()
-        with open(self.folder / ERROR, "r+b", buffering=0) as file:
-            file.write((page if len(page) <= _PAGE else b"").ljust(_PAGE))
-
 
 class JournalReader:
     """Reads a journal from any process on its machine while its owner writes it. `strict`: a position that is gone is
@@ -171,8 +163,8 @@ class JournalReader:
         """The end of an epoch that begins at `start`: whole frames of about `most` bytes, at least one if there is.
         Where there is none, raises the error that keeps the owner from receiving, if there is one."""
         at, known = self._begin(start)
-        if at == known and (error := self._error()) is not None:
-            raise error
+        if at == known and (error := read_identity(self._folder).get("error")):
+            raise from_json(error)
         if known - at <= most:
             return known
         with _reading(self._folder) as database:
@@ -203,12 +195,6 @@ class JournalReader:
         if start < first and start < end and self._strict:
             raise self._lost(f"begins at position {first}, and position {start} is to be read")
         return max(start, first), known
-
-    def _error(self) -> PenstockError | None:
-        with contextlib.suppress(FileNotFoundError, ValueError):  # a page may be half written
-            text = (self._folder / ERROR).read_text(encoding="utf-8").strip()
-            return from_json(text) if text else None
-        return None
 
     def _lost(self, how: str) -> PositionsLost:
         return PositionsLost(

@@ -137,7 +137,7 @@ def test_nobody_else_may_look_into_it(tmp_path: Path) -> None:
         os.umask(before)
     found = modes(tmp_path / "over" / "journal")
     assert found.pop("journal") == "0o700"
-    assert {"journal.sqlite", "journal.sqlite-wal", "error"} <= found.keys()
+    assert {"journal.sqlite", "journal.sqlite-wal"} <= found.keys()
     assert set(found.values()) == {"0o600"}
 
 
