@@ -146,10 +146,8 @@ def list_open(target: Target, output: Output) -> None:
         report, run = target.look(), run_of(target.ledgers)
         chosen = target.named(report.orphans)
     if target.as_json:
-        unseen = [*report.unseen, *((query, sink, "it cannot say") for query, sink in report.silent)]
-        not_asked = [{"query": query, "sink": sink, "why": why} for query, sink, why in unseen]
         job = {"job": target.ledgers.job, "running": run.running, "run": run.evidence}
-        output.record("Transactions", {**job, "transactions": [*map(_facts, chosen)], "not_asked": not_asked})
+        output.record("Transactions", {**job, "transactions": [*map(_facts, chosen)], "not_asked": report.not_asked()})
         return
     output.table("Transactions", [_row(orphan) for orphan in chosen]) if chosen else output.line("Nothing is open.")
     _report_unseen(output, report)

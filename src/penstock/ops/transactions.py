@@ -82,6 +82,10 @@ class Report:
     def of(self, query: str) -> list[Orphan]:
         return [orphan for orphan in self.orphans if orphan.query == query]
 
+    def not_asked(self) -> list[dict[str, str | None]]:
+        unseen = [*self.unseen, *((query, sink, "it cannot say") for query, sink in self.silent)]
+        return [{"query": query, "sink": sink, "why": why} for query, sink, why in unseen]
+
 
 def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
     """Ask every sink what is open, and the ledger about each."""
