@@ -32,7 +32,7 @@ from penstock.ops.server.serving import serving
 job, events = Steered("payments"), Events()
 
 def end(*_):
-    lifeline.report_stopping()
+    lifeline.report(stopping=True)
     job.ending.set()
 
 signal.signal(signal.SIGTERM, end)
