@@ -252,17 +252,17 @@ def names_of(listener: socket.socket, rest: Rest) -> tuple[str, ...]:
 def listen(bind_address: str, wanted: int) -> socket.socket:
     """On the wanted port, or on a free one where that is taken: a job is worth more than its port."""
     choices = socket.getaddrinfo(bind_address, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = min(choices, key=lambda choice: choice[0] != socket.AF_INET)  # as clients do
-    for port in dict.fromkeys((wanted, 0)):
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address[0], port, *address[2:]))
-            listener.listen(128)
-            return listener
-        except OSError as error:
-            listener.close()
-            if port == 0:
-                raise
-            log.warning("port %d is taken (%s); a free one is used", port, error)
-    raise AssertionError("a free port was tried last")
+    family, *_, address = min(choices, key=lambda choice: choice[0] != socket.AF_INET)  # as clients do
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+
+    def on(port: int) -> socket.socket:
+        place = (address[0], port, *address[2:])
+        return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=both)
+
+    try:
+        return on(wanted)
+    except OSError as error:
+        if wanted == 0:
+            raise
+        log.warning("port %d is taken (%s); a free one is used", wanted, error)
+        return on(0)
