@@ -15,6 +15,7 @@ import contextlib
 import os
 import secrets
 import sqlite3
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -60,26 +61,26 @@ class Frame(NamedTuple):
 
 
 class Journal:
-    """The owner's side. Opening it takes it over from any other process. Not safe for several threads at once.
+    """The owner's side. Opening it takes it over from any other process. One thread appends; any may trim and report.
     `start` is the first position of a new journal, `end` the position behind the last line."""
 
     end: int
 
     def __init__(self, folder: Path, *, job: str, source: str, start: int = 0) -> None:
-        self.folder, self._token, self._handles = folder, secrets.token_hex(8), contextlib.ExitStack()
-        try:
-            with _named_errors(folder):
-                make_private(folder)
-                os.close(private_file(str(folder / DATABASE), os.O_RDWR | os.O_CREAT))
-                self._database = self._handles.enter_context(contextlib.closing(_connect(folder)))
+        self.folder, self._token, self._lock = folder, secrets.token_hex(8), threading.Lock()
+        with _named_errors(folder):
+            make_private(folder)
+            os.close(private_file(str(folder / DATABASE), os.O_RDWR | os.O_CREAT))
+            self._database = _connect(folder)
+            try:
                 for setting in _SETTINGS:
                     self._database.execute(f"PRAGMA {setting}")
                 with self._change(owned=False):
                     self._take_over(job, source, start)
                 self.end = _extent(self._database)[1]
-        except BaseException:
-            self.close()
-            raise
+            except BaseException:
+                self.close()
+                raise
 
     def append(self, lines: bytes, received: int | None = None) -> int:
         """Add whole lines; they are durable when this returns. `received`: microseconds since 1970. `Superseded` where
@@ -101,12 +102,13 @@ class Journal:
     def trim(self, position: int) -> int:
         """Delete frames that end before `position`, except the newest; how many."""
         with self._change():
-            old = "start + length(lines) <= ? AND start < (SELECT max(start) FROM frames)"
+            old = "start < ?1 AND start + length(lines) <= ?1 AND start < (SELECT max(start) FROM frames)"
             return self._database.execute(f"DELETE FROM frames WHERE {old}", (position,)).rowcount
 
     def close(self) -> None:
         """Another process may take the journal over at any time, closed or not."""
-        self._handles.close()
+        with self._lock:
+            self._database.close()
 
     def _take_over(self, job: str, source: str, start: int) -> None:
         for table in _SCHEMA:
@@ -120,7 +122,7 @@ class Journal:
     @contextlib.contextmanager
     def _change(self, *, owned: bool = True) -> Iterator[None]:
         """One durable change; `owned`: only as the owner."""
-        with _named_errors(self.folder):
+        with self._lock, _named_errors(self.folder):
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 if owned:

@@ -193,7 +193,6 @@ class Receiver:
 
     def __init__(self, host: str, port: int, journal: Journal, *, longest_line: int) -> None:
         self._host, self._port, self._journal, self._longest = host, port, journal, longest_line
-        self._guard = threading.Lock()  # this thread appends, the queries' threads trim
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
         self._silent = False
@@ -210,8 +209,7 @@ class Receiver:
     def trim(self, position: int) -> None:
         """Let go of what lies before `position`. Never fatal: it is tried again with the next epoch."""
         try:
-            with self._guard:
-                self._journal.trim(position)
+            self._journal.trim(position)
         except PenstockError as error:
             log.warning("the journal could not be trimmed: %s", error)
 
@@ -225,10 +223,6 @@ class Receiver:
             log.warning("%s", error)
         except PenstockError as error:
             log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
-            self._report(error)
-
-    def _report(self, error: PenstockError | None) -> None:
-        with self._guard:
             self._journal.report(error)
 
     def _connection(self) -> bool:
@@ -277,20 +271,19 @@ class Receiver:
         failing, before = False, self._journal.end
         while self._journal.end == before:
             try:
-                with self._guard:
-                    self._journal.append(lines)
+                self._journal.append(lines)
             except PenstockError as error:
                 if not error.retryable or isinstance(error, Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)
                 failing = True
-                self._report(error)
+                self._journal.report(error)
                 if self._ending.wait(_DISK_PAUSE) and self._journal.end == before:
                     log.warning("stopped with %d bytes received that could not be kept", len(lines))
                     return False
         if failing:
-            self._report(None)
+            self._journal.report(None)
         return True
 
 

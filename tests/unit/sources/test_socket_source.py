@@ -135,12 +135,12 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
         return False
 
     line = b"x" * 20_000 + b"\n"
-    with receiver._guard:
+    with receiver._journal._lock:
         (pages,) = receiver._journal._database.execute("PRAGMA page_count").fetchone()
         receiver._journal._database.execute(f"PRAGMA max_page_count={pages}")
     server.send(line)
     until(complained, "the complaint", 20)
-    with receiver._guard:
+    with receiver._journal._lock:
         receiver._journal._database.execute("PRAGMA max_page_count=1000000")
     until(lambda: content(tmp_path) == b"before\n" + line, "the line that had to wait", 20)
 
