@@ -30,6 +30,7 @@ from penstock.errors import (
     TopicRecreated,
 )
 from penstock.kafka.connections import Connections, kafka_python, librdkafka_admin
+from penstock.kafka.errors import AUTHENTICATION, DENIED
 from penstock.kafka.settings import for_java, for_librdkafka, normalise, split_options
 from penstock.sources.streams import stream_reader
 
@@ -328,17 +329,8 @@ def translate_error(
 ) -> PenstockError:
     """One of our errors for one of librdkafka's. A refused login shows only as silence of the request, so what the
     client `heard` meanwhile counts as well."""
-    from confluent_kafka import KafkaError
-
-    refused = {
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
     for fault in (error, *heard):
-        if fault.code() in refused:
+        if fault.code() in (AUTHENTICATION, *DENIED):
             return AccessDenied(
                 f"Kafka at {servers} refused: {fault.str()}.",
                 safe=safe,
