@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
@@ -47,38 +46,7 @@ _RANGE = range(20_000, 30_000)
 _RANDOM = random.SystemRandom()  # not the shared generator: programs seed that one, and would pick the same ports
 _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)  # size, api key, api version, correlation id, no client id
 
-#: What makes one node on a small machine quick to start, quick to notice an expired transaction, and light to keep.
-#: Everything that decides how transactions behave is Kafka's default.
-DEFAULTS: Mapping[str, str] = MappingProxyType(
-    {
-        "auto.create.topics.enable": "false",  # a misspelt topic must be an error, as in production
-        "num.partitions": "4",
-        "offsets.topic.replication.factor": "1",
-        "offsets.topic.num.partitions": "4",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "transaction.state.log.num.partitions": "4",
-        "share.coordinator.state.topic.replication.factor": "1",
-        "share.coordinator.state.topic.min.isr": "1",
-        "share.coordinator.state.topic.num.partitions": "1",
-        "group.initial.rebalance.delay.ms": "0",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-        # After SIGKILL the controller takes the same broker back only when its old session has ended, by default
-        # after 9 seconds; a clean stop ends the session at once.
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "400",
-        "log.retention.hours": "24",
-        "log.retention.check.interval.ms": "60000",
-        "log.retention.bytes": str(4 << 30),  # per partition: a long benchmark must not fill the disk
-        "log.segment.bytes": str(256 << 20),
-        "log.cleaner.dedupe.buffer.size": str(16 << 20),  # 128 MiB by default, an eighth of this heap
-        "socket.send.buffer.bytes": str(1 << 20),
-        "socket.receive.buffer.bytes": str(1 << 20),
-        "num.network.threads": "2",
-        "num.io.threads": "4",
-        "num.recovery.threads.per.data.dir": "2",
-    }
-)
+_DEFAULTS = Path(__file__).with_name("kafka.properties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +225,9 @@ def configuration(
 ) -> dict[str, str]:
     """What goes into `server.properties`: a node that listens on these ports. `properties` override the defaults."""
     urls = {name: f"{name}://{HOST}:{port}" for name, port in listeners.items()}
+    lines = _DEFAULTS.read_text(encoding="utf-8").splitlines()
     return {
-        **DEFAULTS,
+        **dict(line.split("=", 1) for line in lines if line and not line.startswith("#")),
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@{HOST}:{listeners.get('CONTROLLER')}",
