@@ -20,6 +20,12 @@ LIMIT = f"{_ROCKSDB}.maxMemoryUsageMB"
 WRITE_BUFFERS = f"{_ROCKSDB}.writeBufferCacheRatio"
 HIGH_PRIORITY = f"{_ROCKSDB}.highPriorityPoolRatio"
 
+_KEYS = {
+    CHANGELOG: "changelog",
+    BOUNDED: "managed_memory",
+    WRITE_BUFFERS: "write_buffer_ratio",
+    HIGH_PRIORITY: "high_priority_ratio",
+}
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 _MB = 1 << 20
 
@@ -87,22 +93,11 @@ class StateBackend:
         settings = {PROVIDER: (PROVIDERS[self.kind], "kind")}
         if self.kind is Backend.HASHMAP:
             return settings
-        if self.changelog is not None:
-            settings[CHANGELOG] = (_word(self.changelog), "changelog")
+        settings |= {key: (str(self.given[name]).lower(), name) for key, name in _KEYS.items() if name in self.given}
         if self.memory_limit is not None:  # a limit wins over managed memory, as in Flink
-            settings[BOUNDED] = (_word(True), "memory_limit")
+            settings[BOUNDED] = ("true", "memory_limit")
             settings[LIMIT] = (str(size(self.memory_limit, "memory_limit") // _MB), "memory_limit")
-        elif self.managed_memory is not None:
-            settings[BOUNDED] = (_word(self.managed_memory), "managed_memory")
-        if self.write_buffer_ratio is not None:
-            settings[WRITE_BUFFERS] = (str(self.write_buffer_ratio), "write_buffer_ratio")
-        if self.high_priority_ratio is not None:
-            settings[HIGH_PRIORITY] = (str(self.high_priority_ratio), "high_priority_ratio")
         return settings
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def backend_of(conf: Mapping[str, Any]) -> str:
