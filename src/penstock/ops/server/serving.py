@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -55,7 +56,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     lifecycle = Lifecycle(job, registration)
     operations = Operations()
     view = RunView()
-    describe = _description(job.name, settings, insight)
+    describe = functools.cache(functools.partial(_describe, job.name, settings, insight))
     writer = _keep_history(registration.entry.id, view, describe)
     metrics = Metrics(view, registration, lifecycle, insight.positions if insight is not None else None)
     for listener in (view, lifecycle, writer, metrics):  # the view first: the others read it
@@ -109,20 +110,8 @@ def _keep_history(id: str, view: RunView, describe: Callable[[], Mapping[str, An
     return HistoryWriter(id, describe)
 
 
-def _description(name: str, settings: Settings, insight: Insight | None) -> Callable[[], Mapping[str, Any]]:
-    """Describes the job. The job is asked once, by a thread that may wait for Spark's answer."""
-    lock, body = threading.Lock(), dict[str, Any]()
-
-    def describe() -> Mapping[str, Any]:
-        with lock:
-            if not body:
-                body.update(_describe(name, settings, insight))
-            return body
-
-    return describe
-
-
-def _describe(name: str, settings: Settings, insight: Insight | None) -> dict[str, Any]:
+def _describe(name: str, settings: Settings, insight: Insight | None) -> Mapping[str, Any]:
+    """Asks the job, in a thread that may wait for Spark's answer."""
     try:
         plan = insight.plan() if insight is not None else {}
     except Exception as error:  # a job without a picture still runs
