@@ -10,7 +10,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +150,10 @@ class SocketSource(Source):
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:
         # Without a journal, positions follow the clock: those of an earlier run must never come again.
         first = time.time_ns() if self.journal is None else 0
-        journal = Journal(self._place(uid), job=job, source=uid, start=first)
-        self._committed[uid] = dict.fromkeys(readers, ())
-        self._receivers[uid] = Receiver(self.host, self.port, journal, longest_line=self.max_line_bytes)
-        self._receivers[uid].start()
+        opener = partial(Journal, self._place(uid), job=job, source=uid, start=first)
+        receiver = Receiver(self.host, self.port, opener, longest_line=self.max_line_bytes)
+        receiver.start()
+        self._committed[uid], self._receivers[uid] = dict.fromkeys(readers, ()), receiver
 
     def completed(self, uid: str, reader: str, offset: Any) -> None:
         positions = self._committed.get(uid)
@@ -191,41 +192,57 @@ class Receiver:
     """Receives lines into a journal, in a thread of the driver, over a connection that is renewed until `stop`. A line
     counts as received when the journal has it durably. While the disk is slow or full, the sender is held up."""
 
-    def __init__(self, host: str, port: int, journal: Journal, *, longest_line: int) -> None:
-        self._host, self._port, self._journal, self._longest = host, port, journal, longest_line
+    def __init__(self, host: str, port: int, opener: Callable[[], Journal], *, longest_line: int) -> None:
+        self._host, self._port, self._opener, self._longest = host, port, opener, longest_line
+        self._journal: Journal | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
         self._silent = False
 
     def start(self) -> None:
+        """Open the journal and begin. Raises what no retry can cure; anything else, such as a full disk, is retried."""
+        self._try_to_open()
         self._thread.start()
 
     def stop(self) -> None:
         """Everything received is in the journal when this returns."""
         self._ending.set()
         self._thread.join()
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def trim(self, position: int) -> None:
         """Let go of what lies before `position`. Never fatal: it is tried again with the next epoch."""
         try:
-            self._journal.trim(position)
+            if self._journal is not None:
+                self._journal.trim(position)
         except PenstockError as error:
             log.warning("the journal could not be trimmed: %s", error)
+
+    def _try_to_open(self) -> None:
+        try:
+            self._journal = self._opener()
+        except PenstockError as error:
+            if not error.retryable:
+                raise
+            log.warning("%s", error)
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE
         try:
-            while not self._ending.is_set():
-                pause = _FIRST_PAUSE if self._connection() else min(pause * 2, _LONGEST_PAUSE)
+            while self._journal is None and not self._ending.wait(_DISK_PAUSE):
+                self._try_to_open()
+            while self._journal is not None and not self._ending.is_set():
+                pause = _FIRST_PAUSE if self._connection(self._journal) else min(pause * 2, _LONGEST_PAUSE)
                 self._ending.wait(pause)
         except Superseded as error:
             log.warning("%s", error)
         except PenstockError as error:
             log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
-            self._journal.report(error)
+            if self._journal is not None:
+                self._journal.report(error)
 
-    def _connection(self) -> bool:
+    def _connection(self, journal: Journal) -> bool:
         """One connection, from its beginning to its end; False where there was none."""
         try:
             with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
@@ -236,7 +253,7 @@ class Receiver:
                 self._silent = False
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 connection.settimeout(_LOOK_SECONDS)
-                self._receive(connection)
+                self._receive(connection, journal)
                 return True
         except OSError as error:
             if not self._silent:
@@ -244,7 +261,7 @@ class Receiver:
             self._silent = True
             return False
 
-    def _receive(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket, journal: Journal) -> None:
         rest = b""
         while not self._ending.is_set():
             try:
@@ -254,7 +271,7 @@ class Receiver:
             if not taken:
                 break
             lines, rest = whole_lines(rest + taken)
-            if lines and not self._append(lines):
+            if lines and not self._append(lines, journal):
                 return
             if len(rest) > self._longest:
                 raise ValueTooLarge(
@@ -265,25 +282,25 @@ class Receiver:
         if rest:
             log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
 
-    def _append(self, lines: bytes) -> bool:
+    def _append(self, lines: bytes, journal: Journal) -> bool:
         """Append as often as it takes, while the sender waits; False where a stop comes first. Lines that are in the
         journal are never appended again, whatever failed after that."""
-        failing, before = False, self._journal.end
-        while self._journal.end == before:
+        failing, before = False, journal.end
+        while journal.end == before:
             try:
-                self._journal.append(lines)
+                journal.append(lines)
             except PenstockError as error:
                 if not error.retryable or isinstance(error, Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)
                 failing = True
-                self._journal.report(error)
-                if self._ending.wait(_DISK_PAUSE) and self._journal.end == before:
+                journal.report(error)
+                if self._ending.wait(_DISK_PAUSE) and journal.end == before:
                     log.warning("stopped with %d bytes received that could not be kept", len(lines))
                     return False
         if failing:
-            self._journal.report(None)
+            journal.report(None)
         return True
 
 

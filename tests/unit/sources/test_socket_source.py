@@ -7,6 +7,7 @@ import pickle
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from penstock.errors import (
     ValueTooLarge,
 )
 from penstock.failpoints import InjectedFault, hooked
+from penstock.sources import journal as journals
 from penstock.sources.journal import Journal, JournalReader
 from penstock.sources.socket import Receiver, whole_lines
 from tests.support.line_server import LineServer
@@ -48,7 +50,7 @@ def receive(server: LineServer, tmp_path: Path) -> Iterator[Callable[..., Receiv
     started: list[Receiver] = []
 
     def start(longest: int = 1 << 20) -> Receiver:
-        made = Receiver("127.0.0.1", server.port, Journal(tmp_path, job="j", source="s"), longest_line=longest)
+        made = Receiver("127.0.0.1", server.port, partial(Journal, tmp_path, job="j", source="s"), longest_line=longest)
         started.append(made)
         made.start()
         return made
@@ -93,7 +95,7 @@ def test_it_connects_again_and_drops_the_line_that_was_cut(
 def test_it_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    receiver = Receiver("127.0.0.1", port, Journal(tmp_path, job="j", source="s"), longest_line=100)
+    receiver = Receiver("127.0.0.1", port, partial(Journal, tmp_path, job="j", source="s"), longest_line=100)
     receiver.start()
     try:
         with socket.create_server(("127.0.0.1", port)) as listener:
@@ -134,15 +136,29 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
             return True
         return False
 
-    line = b"x" * 20_000 + b"\n"
-    with receiver._journal._lock:
-        (pages,) = receiver._journal._database.execute("PRAGMA page_count").fetchone()
-        receiver._journal._database.execute(f"PRAGMA max_page_count={pages}")
+    line, journal = b"x" * 20_000 + b"\n", receiver._journal
+    assert journal is not None
+    with journal._lock:
+        (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
+        journal._database.execute(f"PRAGMA max_page_count={pages}")
     server.send(line)
     until(complained, "the complaint", 20)
-    with receiver._journal._lock:
-        receiver._journal._database.execute("PRAGMA max_page_count=1000000")
+    with journal._lock:
+        journal._database.execute("PRAGMA max_page_count=1000000")
     until(lambda: content(tmp_path) == b"before\n" + line, "the line that had to wait", 20)
+
+
+def test_a_journal_that_cannot_be_opened_yet_is_tried_again(
+    server: LineServer, receive: Callable[..., Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a driver before this one was stopped in the middle of an append."""
+    monkeypatch.setattr(journals, "LOCK_SECONDS", 0.05)
+    stalled = Journal(tmp_path, job="j", source="s")
+    with stalled._change():
+        receiver = receive()
+        assert receiver._journal is None
+    server.send(b"at last\n")
+    until(lambda: content(tmp_path) == b"at last\n", "the line", 20)
 
 
 def test_lines_are_not_doubled_by_any_failure_after_the_sync(
