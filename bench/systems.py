@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -20,7 +21,6 @@ from typing import Any, ClassVar
 from flink_cluster import FlinkCluster, flink_cluster
 from flink_sql import statements
 from penstock.cli.run import run as penstock_run
-from penstock.dev.kafka import end_process
 from penstock.errors import ControlError
 from penstock.ops.process.registry import HOME_VARIABLE, Entry, Registry
 from penstock.ops.server.client import Client
@@ -182,8 +182,9 @@ class Script(Run):
         return next((told["time"] for told in map(json.loads, whole) if told["event"] == event), None)
 
     def stop(self) -> None:
-        if self._process.poll() is None:
-            end_process(self._process.pid, _STOP_SECONDS, gone=lambda: self._process.poll() is not None)
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_SECONDS)
         end_session(self._process.pid, 5.0)
 
     def kill(self) -> float:

@@ -81,8 +81,8 @@ POINTS: dict[str, str] = {
     "restore.rewritten": "restore",  # and rewritten for another parallelism or backend
     "restore.recorded": "restore",  # the job's checkpoint from now on, nothing started
     # a source's journal, in the driver, when lines come
-    "journal.written": "receiver",  # lines in a synced file aside, without its name
-    "journal.synced": "receiver",  # lines durable under their name
+    "journal.written": "receiver",  # lines in an open transaction
+    "journal.synced": "receiver",  # lines durable
     # inside the ledger
     "ledger.aside": "driver",  # file written aside and synced, not yet under its name
     # inside the committers

@@ -37,12 +37,12 @@ def hand_over(*_):
 
 words = LeaseLog(LocalStorage(here / "job"))
 lease = JobLease(words, float(os.environ["LEASE_SECONDS"]), warm=os.environ["WARM"] == "yes")
-lifeline.report_ready()
+lifeline.report(ready=True)
 lifeline.await_turn()
 if not lease.take_or_leave():
     lease.wait()
 signal.signal(signal.SIGTERM, hand_over)
-lifeline.report_running()
+lifeline.report(running=True)
 with held(lease, lambda: end[0]):
     with (here / "turns").open("a") as file:
         file.write(f"{os.getpid()}\\n")

@@ -6,14 +6,13 @@ import contextlib
 import json
 import random
 import re
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
-
-import pyarrow as pa
 
 from penstock.config.levels import OPTIONS_VARIABLE
 from tests.support.line_server import LineServer
@@ -63,16 +62,13 @@ class Talker:
 
 
 def journalled(folder: Path) -> list[bytes]:
-    """The lines in a journal, read without the product's own reader. Small files may be merged meanwhile."""
-    lines: list[bytes] = []
-    reached = 0
-    for path in sorted(folder.glob("*.arrow"), key=lambda path: (path.name[:20], -int(path.name[21:41]))):
-        if int(path.name[21:41]) > reached:
-            with contextlib.suppress(FileNotFoundError), pa.ipc.open_stream(path.read_bytes()) as stream:
-                rows = stream.read_all().column("lines").to_pylist()
-                lines += [line for row in rows for line in row.splitlines(keepends=True)]
-                reached = int(path.name[21:41])
-    return lines
+    """The lines in a journal, read without the product's own reader."""
+    if not (folder / "journal.sqlite").exists():
+        return []
+    with contextlib.closing(sqlite3.connect(folder / "journal.sqlite", timeout=30)) as database:
+        has_frames = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'frames'").fetchone()
+        rows = database.execute("SELECT lines FROM frames ORDER BY start").fetchall() if has_frames else []
+    return [line for (lines,) in rows for line in lines.splitlines(keepends=True)]
 
 
 def counted(folder: Path) -> Counter[str]:

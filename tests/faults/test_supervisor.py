@@ -108,7 +108,7 @@ def test_with_none_the_first_crash_is_the_last(tiny: Tiny) -> None:
 
 
 def test_a_strategy_set_in_code_counts(tiny: Tiny) -> None:
-    run = tiny("lifeline.report_strategy(RestartStrategy.fixed_delay(1, '20ms')); die()")
+    run = tiny("lifeline.report(strategy=RestartStrategy.fixed_delay(1, '20ms').to_dict()); die()")
     assert run.wait() == GAVE_UP, run.tail()
     assert tiny.runs == 2
 
@@ -120,7 +120,7 @@ def test_a_strategy_set_in_code_counts(tiny: Tiny) -> None:
         ("raise TypeError('a mistake in the program')", FAILED),
         ("error = SystemUnavailable('away'); Restarts(RestartStrategy.none()).delay(error); raise error", GAVE_UP),
         ("sys.exit(7)", 7),
-        ("lifeline.report_stopping(); die()", 128 + signal.SIGKILL),
+        ("lifeline.report(stopping=True); die()", 128 + signal.SIGKILL),
     ],
     ids=["fatal", "mistake", "gave up inside", "its own status", "died while stopping"],
 )

@@ -31,12 +31,12 @@ import os, pathlib, signal, sys, time
 from penstock.ops.process import lifeline
 
 here = pathlib.Path(__file__).parent
-lifeline.report_ready()
+lifeline.report(ready=True)
 lifeline.await_turn()
 with (here / "turns").open("a") as file:
     file.write(f"{os.getpid()}\\n")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-lifeline.report_running()
+lifeline.report(running=True)
 while not (here / "then").exists():
     time.sleep(0.01)
 exec((here / "then").read_text())

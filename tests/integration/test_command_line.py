@@ -15,10 +15,10 @@ import pyarrow.dataset as ds
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.dev.kafka import end_process
 from penstock.ops.process.registry import Registry
 from penstock.ops.server.run_view import PHASES
 from tests.support.payments_script import SCRIPT
+from tests.support.servers.processes import end_process
 from tests.support.waiting import until
 
 Penstock = Callable[..., Any]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dev.kafka import end_process
 from penstock.ops.process.registry import Entry, Registry
+from tests.support.servers.processes import end_process
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ from penstock.ops.server.serving import serving
 job, events = Steered("payments"), Events()
 
 def end(*_):
-    lifeline.report_stopping()
+    lifeline.report(stopping=True)
     job.ending.set()
 
 signal.signal(signal.SIGTERM, end)

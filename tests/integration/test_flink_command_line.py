@@ -17,13 +17,13 @@ import pyarrow.dataset as ds
 import pytest
 
 from flink_home import bring_flink
-from penstock.dev.kafka import end_process
 from penstock.errors import DevelopmentError
 from penstock.ops.process.registry import Entry, Registry, State
 from penstock.savepoints import savepoint
 from penstock.storage.local import LocalTree
 from penstock.supply.java import find_java
 from tests.support.payments_script import SCRIPT
+from tests.support.servers.processes import end_process
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import failpoints
-from penstock.dev.kafka import end_process
 from penstock.ops.process.registry import Entry, Registry
 from penstock.processes import end_session
 from tests.support.browser import Watch, serious_findings
+from tests.support.servers.processes import end_process
 from tests.support.ui_link import link_of
 
 pytest.importorskip("playwright", reason="Playwright is missing: it is in the dev group of pyproject.toml")

@@ -310,7 +310,7 @@ def test_programs_are_shown_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     [
         (Step("copying", 1, 2000, "files"), "copying: 1 of 2,000 files (0 %)"),
         (Step("writing state", 0, 0, "tasks"), "writing state: 0 of 0 tasks"),
-        (Step("checking", 999, 2_500_000_000, "bytes"), "checking: 999 B of 2.5 GB (0 %)"),
+        (Step("checking", 999, 2_500_000_000, "bytes"), "checking: 999 bytes of 2.5 GB (0 %)"),
     ],
 )
 def test_a_step_in_words(step: Step, text: str) -> None:
@@ -318,13 +318,7 @@ def test_a_step_in_words(step: Step, text: str) -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert [size_text(size) for size in (0, 999, 1000, 12_345_678, 10**16)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "12.3 MB",
-        "10000.0 TB",
-    ]
+    assert [size_text(size) for size in (0, 999, 1000, 12_345_678)] == ["0 bytes", "999 bytes", "1.0 kB", "12.3 MB"]
     assert [short_duration_text(ms) for ms in (0.4, 48, 1200, 61_000)] == ["0 ms", "48 ms", "1.2 s", "1m 1s"]
     assert [number_text(number) for number in (0, 0.25, 7, 12345.6)] == ["0", "0.2", "7", "12,346"]
     assert plain_text("a\x1b[31mb\nc") == "a�[31mb\nc"

@@ -31,6 +31,9 @@ class Output:
     """Results go to stdout, errors to stderr, so a pipe only ever carries results. This one is for a terminal, and
     readable in a log file."""
 
+    def __init__(self, console: Console | None = None) -> None:
+        self._given = console
+
     @staticmethod
     def choose(as_json: bool) -> Output:
         return JsonOutput() if as_json else Output()
@@ -88,6 +91,8 @@ class Output:
     def _console(self, *, stderr: bool = False) -> Console:
         from rich.console import Console
 
+        if self._given is not None:
+            return self._given
         console = Console(stderr=stderr, soft_wrap=not stderr)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _WIDE  # in a file or a pipe nothing may be cut off to fit a screen
@@ -201,13 +206,10 @@ def short_duration_text(milliseconds: float) -> str:
 
 
 def size_text(size: int) -> str:
-    """`512 B`, `3.1 MB`: in thousands, as disks are sold."""
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
+    """`512 bytes`, `3.1 MB`: in thousands, as disks are sold."""
+    from rich.filesize import decimal
+
+    return decimal(size)
 
 
 def number_text(number: float) -> str:

@@ -1,5 +1,6 @@
 """`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. The
-command line is parsed and settings are resolved here, once: a `Start` carries them on."""
+command line is parsed and settings are resolved here, once: a `Start` carries them on. `penstock pack` makes the PEX
+file that executors of a cluster run out of."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import program
-from penstock.cli.output import Display, Output
+from penstock.cli.output import Display, Json, Output
 from penstock.config.operations import FORMAT, STANDBY, LogFormat
 from penstock.errors import ControlError, PenstockError, from_json
 from penstock.ops.process.registry import Entry, Registry, State
@@ -27,6 +28,9 @@ from penstock.progress import Step
 
 _POLL_SECONDS = 0.05
 _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUSPENDED: another machine has the lease
+
+PACKED = Path("penstock-env.pex")
+_PACK_HELP = "The job: what it imports is packed, and of Penstock's extras only what it uses."
 
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -200,6 +204,31 @@ def _ship(
         environment = pack.build(__version__, None, script)
     os.environ.update(environment.environment())
     return environment.settings(settings.get(pack.FILES, ""))
+
+
+def pack(
+    script: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB.py]", exists=True, dir_okay=False, readable=True, help=_PACK_HELP),
+    ] = None,
+    target: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = PACKED,
+    more: Annotated[
+        list[str] | None, typer.Option("--with", metavar="PACKAGE", help="An installed package that no import names.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Pack Penstock and what a job imports into one file, for workers that have Python and none of it.
+
+    Prints the line for spark-submit. `penstock run --master` does all of it by itself.
+    """
+    from penstock import __version__
+    from penstock.supply.pack import build
+
+    packed = build(__version__, target, script, more or ())
+    submit = packed.submit_line("spark://HOST:7077", script.name if script is not None else "JOB.py")
+    facts = {"archive": str(packed.path), "megabytes": round(packed.path.stat().st_size / 1e6, 1)}
+    facts |= {name: packed.manifest[name] for name in ("python", "platform")}
+    Output.choose(as_json).record("Archive", {**facts, "packages": packed.packages, "submit": submit})
 
 
 def _start_detached(start: Start, *, as_json: bool) -> int:

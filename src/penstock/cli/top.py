@@ -167,21 +167,13 @@ def _exception_row(failure: Mapping[str, Any]) -> dict[str, str]:
     return {"time": moment, "query": query, "error": error, "what happened": happened}
 
 
-class _Screen(Output):
-    def __init__(self, console: Console) -> None:
-        self._on = console
-
-    def _console(self, *, stderr: bool = False) -> Console:
-        return self._on
-
-
 def draw(jobs: list[JobFacts], width: int) -> Text:
     """The whole screen."""
     from rich.console import Console
     from rich.text import Text
 
     file = io.StringIO()
-    screen = _Screen(Console(file=file, width=width, force_terminal=True, color_system="standard"))
+    screen = Output(Console(file=file, width=width, force_terminal=True, color_system="standard"))
     render(screen, f"penstock top  {datetime.now().astimezone():%H:%M:%S}", jobs)
     return Text.from_ansi(file.getvalue())
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from penstock.cli.output import Json, Output, duration_text
 from penstock.errors import PenstockError, TransactionRefused
 
 if TYPE_CHECKING:
-    from penstock.engine.settlement import JobLedgers, Sinks, Unprovable
+    from penstock.engine.settlement import JobLedgers, QueryLedger, Sinks, Unprovable
     from penstock.ops.transactions import Orphan, Report
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
@@ -48,24 +48,106 @@ ResolveAs = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask again.")]
 
 
-@app.command("list")
-def list_open(
-    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None, as_json: Json = False
-) -> None:
-    """Show every open transaction of a job, and what the ledger says of it."""
-    from penstock.ops.transactions import look, run_of
+@dataclass(frozen=True)
+class Target:
+    """What a command works on, and the ids that it names."""
 
-    output = Output.choose(as_json)
-    with open_target(places, script, servers, config) as target, output.working("Asking …"):
-        report, run = look(target.ledgers, target.sinks), run_of(target.ledgers)
+    ids: Sequence[str]
+    ledgers: JobLedgers
+    sinks: Sinks
+    as_json: bool
+
+    def look(self) -> Report:
+        from penstock.ops.transactions import look
+
+        return look(self.ledgers, self.sinks)
+
+    def look_once_dead(self, take_over: bool) -> Report:
+        """Refuses a job that runs, or that may run."""
+        from penstock.ops.transactions import refuse_running, run_of
+
+        refuse_running(run_of(self.ledgers), self.ledgers.job, take_over=take_over)
+        return self.look()
+
+    def named(self, orphans: Collection[Orphan]) -> list[Orphan]:
+        """Those that the command names; all where it names none."""
+        known = {orphan.id: orphan for orphan in orphans}
+        for name in self.ids:
+            if name not in known:
+                raise TransactionRefused(
+                    f"{name} is neither open nor decided.",
+                    safe="nothing was touched.",
+                    to_do="see `penstock transactions list`; it may have ended meanwhile.",
+                )
+        return [known[name] for name in dict.fromkeys(self.ids)] if self.ids else list(orphans)
+
+    def queries(self, uids: Collection[str]) -> list[QueryLedger]:
+        """Those of these uids. Refuses what only the job can deliver."""
+        from penstock.engine.settlement import refuse_logged
+
+        queries = [query for query in self.ledgers.queries if query.uid in uids]
+        for query in queries:
+            refuse_logged(query)
+        return queries
+
+
+def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a command that gets its `Target` and `Output`, with the options that say which, besides its own."""
+
+    def add(body: Callable[..., None]) -> Callable[..., None]:
+        def command(
+            places: Places = None,
+            script: Script = None,
+            servers: Servers = None,
+            config: Config = None,
+            as_json: Json = False,
+            **options: Any,
+        ) -> None:
+            body(open_target(places, script, servers, config, as_json), Output.choose(as_json), **options)
+
+        *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
+        _, _, *own = inspect.signature(body, eval_str=True).parameters.values()
+        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+        command.__doc__ = body.__doc__
+        return app.command(name)(command)
+
+    return add
+
+
+def open_target(
+    places: Sequence[str] | None, script: Path | None, servers: str | None, config: Path | None, as_json: bool
+) -> Target:
+    from penstock.engine.settlement import JobLedgers
+    from penstock.ops.transactions import client_options, kafka_sinks
+
+    arguments = list(places or ())
+    if script is not None:
+        if servers or config:
+            raise typer.BadParameter("--job knows its sinks; --servers and --command-config are for Kafka.")
+        from penstock.cli.program import load_job
+
+        job = load_job(script)
+        location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
+        return Target(arguments, JobLedgers.at(location, job.spark), job._sinks, as_json)
+    if not arguments:
+        raise typer.BadParameter("name a job's folder, STORAGE/JOB; or give --job.")
+    named, options = client_options(config) if config is not None else (None, {})
+    servers, ledgers = servers or named, JobLedgers.at(arguments[0])
+    sinks = kafka_sinks(ledgers, servers, options) if servers is not None else {}
+    return Target(arguments[1:], ledgers, sinks, as_json)
+
+
+@_command("list")
+def list_open(target: Target, output: Output) -> None:
+    """Show every open transaction of a job, and what the ledger says of it."""
+    from penstock.ops.transactions import run_of
+
+    with output.working("Asking …"):
+        report, run = target.look(), run_of(target.ledgers)
         chosen = target.named(report.orphans)
-    if as_json:
-        job = {"job": target.ledgers.job, "running": run.running}
-        unseen = [*report.unseen, *((query, sink, "it cannot say") for query, sink in report.silent)]
-        not_asked = [{"query": query, "sink": sink, "why": why} for query, sink, why in unseen]
-        transactions = [_facts(orphan) for orphan in chosen]
-        body = {**job, "run": run.evidence, "transactions": transactions, "not_asked": not_asked}
-        output.record("Transactions", body)
+    if target.as_json:
+        job = {"job": target.ledgers.job, "running": run.running, "run": run.evidence}
+        output.record("Transactions", {**job, "transactions": [*map(_facts, chosen)], "not_asked": report.not_asked()})
         return
     output.table("Transactions", [_row(orphan) for orphan in chosen]) if chosen else output.line("Nothing is open.")
     _report_unseen(output, report)
@@ -73,19 +155,14 @@ def list_open(
     output.line(f"Job {target.ledgers.job} {state_text}: {run.evidence}.")
 
 
-@app.command("describe")
-def describe(
-    places: Places = None, script: Script = None, servers: Servers = None, config: Config = None, as_json: Json = False
-) -> None:
+@_command("describe")
+def describe(target: Target, output: Output) -> None:
     """Show all that is known of the transactions that are named."""
-    from penstock.ops.transactions import look
-
-    output = Output.choose(as_json)
-    with open_target(places, script, servers, config) as target, output.working("Asking …"):
-        if not target.ids:
-            raise typer.BadParameter("name a transaction; `penstock transactions list` shows them.")
-        chosen = target.named(look(target.ledgers, target.sinks).orphans)
-    if as_json:
+    if not target.ids:
+        raise typer.BadParameter("name a transaction; `penstock transactions list` shows them.")
+    with output.working("Asking …"):
+        chosen = target.named(target.look().orphans)
+    if target.as_json:
         output.table("Transactions", [_facts(orphan) for orphan in chosen])
         return
     for orphan in chosen:
@@ -96,35 +173,21 @@ def describe(
         output.record(orphan.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **orphan.details})
 
 
-@app.command("commit")
-def commit(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    take_over: TakeOver = False,
-    as_json: Json = False,
-) -> None:
+@_command("commit")
+def commit(target: Target, output: Output, take_over: TakeOver = False) -> None:
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
     from penstock.engine import settlement
-    from penstock.ops import transactions
-    from penstock.ops.transactions import DecisionState
+    from penstock.ops.transactions import DecisionState, refusal_of
 
-    output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
     failed: PenstockError | None = None
-    with open_target(places, script, servers, config) as target, output.working("Committing …"):
-        transactions.refuse_running(transactions.run_of(target.ledgers), target.ledgers.job, take_over=take_over)
-        chosen = target.named(transactions.look(target.ledgers, target.sinks).orphans)
+    with output.working("Committing …"):
+        chosen = target.named(target.look_once_dead(take_over).orphans)
         for orphan in chosen if target.ids else ():
             if orphan.decision is not DecisionState.DECIDED:
-                raise transactions.refusal_of(orphan.id, orphan.decision)
-        wanted = {orphan.query for orphan in chosen if orphan.decision is DecisionState.DECIDED}
-        queries = [query for query in target.ledgers.queries if query.uid in wanted]
-        for query in queries:
-            settlement.refuse_logged(query)
-        for query in queries:
+                raise refusal_of(orphan.id, orphan.decision)
+        for query in target.queries({each.query for each in chosen if each.decision is DecisionState.DECIDED}):
             try:
                 result = settlement.commit(target.ledgers, query, target.sinks)
             except PenstockError as error:
@@ -135,7 +198,7 @@ def commit(
                 {**epoch, "sink": sink, "partition": writer, "outcome": outcome.value, **complete}
                 for (sink, writer), outcome in sorted(result.outcomes.items())
             ]
-    if rows or as_json:
+    if rows or target.as_json:
         output.table("Committed", rows)
     elif failed is None:
         output.line("Nothing is decided and open.")
@@ -143,25 +206,14 @@ def commit(
         raise failed
 
 
-@app.command("abort")
-def abort(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    take_over: TakeOver = False,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
+@_command("abort")
+def abort(target: Target, output: Output, take_over: TakeOver = False, force: Force = False) -> None:
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
-    from penstock.engine import settlement
     from penstock.ops import transactions
     from penstock.ops.transactions import DecisionState
 
-    output = Output.choose(as_json)
-    with open_target(places, script, servers, config) as target, output.working("Aborting …"):
-        transactions.refuse_running(transactions.run_of(target.ledgers), target.ledgers.job, take_over=take_over)
-        report = transactions.look(target.ledgers, target.sinks)
+    with output.working("Aborting …"):
+        report = target.look_once_dead(take_over)
         chosen = target.named(report.orphans)
         unknown = [orphan for orphan in chosen if force and target.ids and orphan.decision is DecisionState.UNKNOWN]
         for orphan in chosen if target.ids else ():
@@ -170,23 +222,25 @@ def abort(
         transactions.abort_unknown(target.ledgers, target.sinks, unknown)
         chosen = [orphan for orphan in chosen if orphan.decision is DecisionState.UNDECIDED]
         silent = [] if target.ids else list(report.silent)
-        named = {orphan.query for orphan in chosen} | {query for query, _ in silent}
-        queries = [query for query in target.ledgers.queries if query.uid in named]
+        queries = target.queries({orphan.query for orphan in chosen} | {query for query, _ in silent})
         for query in queries:
-            settlement.refuse_logged(query)
-        for query in queries:
-            selected = [orphan for orphan in chosen if orphan.query == query.uid]
             undecided = [orphan for orphan in report.of(query.uid) if orphan.decision is DecisionState.UNDECIDED]
-            others = [orphan for orphan in undecided if orphan not in selected]
+            selected = [orphan for orphan in undecided if orphan in chosen]
+            others = [orphan for orphan in undecided if orphan not in chosen]
             transactions.abort(target.ledgers, query, target.sinks, selected, others)
-        after = transactions.look(target.ledgers, target.sinks).orphans if queries or unknown else ()
+        after = target.look().orphans if queries or unknown else ()
         still_open = {orphan.id for orphan in after if orphan.state == "open"}
-    ended = [(orphan, "open" if orphan.id in still_open else "aborted") for orphan in (*chosen, *unknown)]
     rows = [
-        {"query": orphan.query, "sink": orphan.sink, "id": orphan.id, "outcome": outcome} for orphan, outcome in ended
+        {
+            "query": each.query,
+            "sink": each.sink,
+            "id": each.id,
+            "outcome": "open" if each.id in still_open else "aborted",
+        }
+        for each in (*chosen, *unknown)
     ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
-    output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
+    output.table("Aborted", rows) if rows or target.as_json else output.line("Nothing is open that is not decided.")
     decided = [orphan for orphan in report.orphans if orphan.decision is DecisionState.DECIDED]
     if decided:
         output.line(f"{len(decided)} that are decided were kept: commit them, or start the job.")
@@ -197,54 +251,40 @@ def abort(
         raise typer.Exit(1)
 
 
-@app.command("resolve")
+@_command("resolve")
 def resolve(
-    places: Places = None,
-    script: Script = None,
-    servers: Servers = None,
-    config: Config = None,
-    take_over: TakeOver = False,
-    verdict: ResolveAs = None,
-    yes: Yes = False,
-    as_json: Json = False,
+    target: Target, output: Output, take_over: TakeOver = False, verdict: ResolveAs = None, yes: Yes = False
 ) -> None:
     """Record the outcome of decided transactions that the other system has forgotten, after checking what it holds.
     Only where nothing can be proven; a wrong record loses or duplicates their rows."""
     from penstock.checkpoint.decision import Outcome
     from penstock.engine import settlement
-    from penstock.ops import transactions
 
     outcomes = {"committed": Outcome.ALREADY_COMMITTED, "lost": Outcome.LOST}
     if verdict is not None and verdict not in outcomes:
         raise typer.BadParameter("--as takes committed or lost.")
-    output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
 
-    def decide(unproven: Sequence[settlement.Unprovable]) -> Outcome | None:
+    def decide(unproven: Sequence[Unprovable]) -> Outcome | None:
         unproven_rows = [_unproven_row(orphan, verdict) for orphan in unproven]
         rows.extend(unproven_rows)
         if verdict is None:
             return None
         if not yes:
-            if not as_json:
+            if not target.as_json:
                 output.table("Not proven", unproven_rows)
             question = f"Their outcome cannot be proven. Record these {len(unproven_rows)} as {verdict}?"
             typer.confirm(question, abort=True, err=True)
         return outcomes[verdict]
 
-    with open_target(places, script, servers, config) as target:
-        transactions.refuse_running(transactions.run_of(target.ledgers), target.ledgers.job, take_over=take_over)
-        chosen = [
-            orphan
-            for orphan in target.named(transactions.look(target.ledgers, target.sinks).orphans)
-            if orphan.decision == "decided"
-        ]
-        queries = [query for query in target.ledgers.queries if query.uid in {orphan.query for orphan in chosen}]
-        for query in queries:
-            selected = [orphan for orphan in chosen if orphan.query == query.uid] if target.ids else []
-            named = {(orphan.sink, orphan.partition or 0) for orphan in selected}
+    orphans = target.named(target.look_once_dead(take_over).orphans)
+    decided = [orphan for orphan in orphans if orphan.decision == "decided"]
+    for query in target.ledgers.queries:
+        selected = [orphan for orphan in decided if orphan.query == query.uid]
+        named = {(orphan.sink, orphan.partition or 0) for orphan in selected if target.ids}
+        if selected:
             settlement.resolve(target.ledgers, query, target.sinks, named, decide)
-    if as_json or (rows and (yes or verdict is None)):
+    if target.as_json or (rows and (yes or verdict is None)):
         output.table("Not proven", rows)
     if not rows:
         output.line("All that is decided is proven: start the job, or use penstock transactions commit.")
@@ -296,54 +336,3 @@ def _row(orphan: Orphan) -> dict[str, Any]:
     facts["age"] = duration_text(int((time.time() - orphan.started) * 1000)) if orphan.started else ""
     columns = ("query", "sink", "id", "state", "age", "generation", "epoch", "partition", "ledger", "can_only_be")
     return {column: facts[column] for column in columns}
-
-
-# What a command works on
-
-
-@dataclass(frozen=True)
-class TransactionsTarget:
-    """What a command works on, and the ids that it names."""
-
-    ids: Sequence[str]
-    ledgers: JobLedgers
-    sinks: Sinks
-
-    def named(self, orphans: Collection[Orphan]) -> list[Orphan]:
-        """Those that the command names; all where it names none."""
-        known = {orphan.id: orphan for orphan in orphans}
-        for name in self.ids:
-            if name not in known:
-                raise TransactionRefused(
-                    f"{name} is neither open nor decided.",
-                    safe="nothing was touched.",
-                    to_do="see `penstock transactions list`; it may have ended meanwhile.",
-                )
-        return [known[name] for name in dict.fromkeys(self.ids)] if self.ids else list(orphans)
-
-
-@contextmanager
-def open_target(
-    places: Sequence[str] | None, script: Path | None, servers: str | None, config: Path | None
-) -> Iterator[TransactionsTarget]:
-    """Open what the arguments name; connections are closed at the end of the block."""
-    from penstock.engine.settlement import JobLedgers
-    from penstock.ops.kafka_transactions import client_options, kafka_sinks
-
-    arguments = list(places or ())
-    if script is not None:
-        if servers or config:
-            raise typer.BadParameter("--job knows its sinks; --servers and --command-config are for Kafka.")
-        from penstock.cli.program import load_job
-
-        job = load_job(script)
-        location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
-        yield TransactionsTarget(arguments, JobLedgers.at(location, job.spark), job._sinks)
-        return
-    if not arguments:
-        raise typer.BadParameter("name a job's folder, STORAGE/JOB; or give --job.")
-    named, options = client_options(config) if config is not None else (None, {})
-    servers, ledgers = servers or named, JobLedgers.at(arguments[0])
-    yield TransactionsTarget(
-        arguments[1:], ledgers, kafka_sinks(ledgers, servers, options) if servers is not None else {}
-    )

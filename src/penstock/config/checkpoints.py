@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Self
 
-from penstock.config.option import Option, Parser, boolean, one_of, plain, schemes, size, size_text, whole
+from penstock.config.option import boolean, one_of, option, plain, schemes, size, size_text, whole
 from penstock.deadline import duration_text, seconds
 from penstock.errors import ConfigurationError
 
@@ -180,14 +180,8 @@ def _storage(text: str, name: str) -> str:
     )
 
 
-def _option(
-    key: str, name: str, default: str, parse: Parser, meaning: str, *shown_by: str, aliases: tuple[str, ...] = ()
-) -> Option:
-    python = 'Checkpoints(storage="memory:")' if name == "storage_kind" else f"Checkpoints({name}=…)"
-    return Option(key, "checkpoints", name, python, default, parse, meaning, shown_by, aliases)
-
-
 _C = "execution.checkpointing"
+_option = partial(option, "checkpoints", "Checkpoints({name}=…)")
 
 CHECKPOINT_OPTIONS = (
     _option(f"{_C}.interval", "interval", "0 ms", duration_text,
@@ -231,7 +225,7 @@ CHECKPOINT_OPTIONS = (
         " name in it.",
         "tests/integration/test_hadoop_storage.py::test_a_whole_job_on_it",
         aliases=("state.checkpoints.dir", "state.backend.fs.checkpointdir")),
-    _option(f"{_C}.storage", "storage_kind", "filesystem", _storage,
+    option("checkpoints", 'Checkpoints(storage="memory:")', f"{_C}.storage", "storage_kind", "filesystem", _storage,
         "`jobmanager` keeps checkpoints in memory where the machine has such a folder: they are gone with the process."
         " `filesystem` is the folder above.",
         f"{_SETTINGS}test_storage_in_memory",

@@ -102,13 +102,13 @@ def parse(text: str, where: str) -> dict[str, str]:
         raise ConfigurationError(
             f"{where} is not YAML: {_fault(error)}.", to_do="correct the file; each line is `key: value`."
         ) from None
-    body = {} if tree is None else _plain(tree, where)
-    if not isinstance(body, dict):
-        happened = f"{where} holds no settings but {type(body).__name__}."
-        raise ConfigurationError(happened, to_do="write `key: value` lines.")
-    flattened: dict[str, str] = {}
-    _flatten(body, "", flattened, where)
-    return flattened
+    settings: dict[str, str] = {}
+    if tree is not None:
+        if tree.id != "mapping":
+            happened = f"{where} holds no settings but a {tree.id}."
+            raise ConfigurationError(happened, to_do="write `key: value` lines.")
+        _collect(tree, "", settings, where)
+    return settings
 
 
 def _fault(error: Exception) -> str:
@@ -117,34 +117,23 @@ def _fault(error: Exception) -> str:
     return problem if place is None else f"{problem} in line {place.line + 1}, column {place.column + 1}"
 
 
-def _plain(node: Any, where: str) -> Any:
-    """A YAML tree in which every scalar is text: `off`, `1e3` and `0:30` mean what the option says, not what YAML
-    guesses. A key written twice is an error."""
-    if isinstance(node.value, str):
-        return node.value
-    if node.id == "sequence":
-        return [_plain(item, where) for item in node.value]
-    mapping: dict[str, Any] = {}
+def _collect(mapping: Any, prefix: str, into: dict[str, str], where: str) -> None:
+    """The settings of a YAML tree by their dotted keys. Every value is text: `off`, `1e3` and `0:30` mean what the
+    option says, not what YAML guesses. A key written twice is an error."""
     lines: dict[str, int] = {}
-    for key, value in node.value:
+    for key, value in mapping.value:
         name, line = str(key.value), key.start_mark.line + 1
         if lines.setdefault(name, line) != line:
             raise ConfigurationError(
                 f"{where} has {name} in line {lines[name]} and again in line {line}.", to_do="keep one of the two."
             )
-        mapping[name] = _plain(value, where)
-    return mapping
-
-
-def _flatten(body: Mapping[Any, Any], prefix: str, into: dict[str, str], where: str) -> None:
-    for name, value in body.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            _flatten(value, f"{key}.", into, where)
-        elif value not in ("", "null", "~"):  # a key without a value says nothing
-            text = _plain_text(value)
-            if into.setdefault(key, text) != text:
-                raise ConfigurationError(f"{where} has {key} twice, nested and dotted.", to_do="keep one of the two.")
+        if value.id == "mapping":
+            _collect(value, f"{prefix}{name}.", into, where)
+        elif value.value not in ("", "null", "~"):  # a key without a value says nothing
+            text = ";".join(str(item.value) for item in value.value) if value.id == "sequence" else value.value
+            if into.setdefault(f"{prefix}{name}", text) != text:
+                happened = f"{where} has {prefix}{name} twice, nested and dotted."
+                raise ConfigurationError(happened, to_do="keep one of the two.")
 
 
 def _flat(text: str) -> dict[str, str] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from penstock.config.option import Option, Parser, boolean, one_of, plain, whole
+from penstock.config.option import boolean, one_of, option, plain, whole
 from penstock.deadline import duration_text
 from penstock.errors import ConfigurationError
 
@@ -59,15 +59,15 @@ def lease_length(text: str, name: str) -> float:
 
 
 AVAILABILITY_OPTIONS = (
-    Option(STANDBY, "availability", "standby", "penstock run --standby", "false", boolean,
+    option("availability", "penstock run --standby", STANDBY, "standby", "false", boolean,
         "Whether `penstock run` keeps a second driver ready, which takes over when the first one dies. It needs the"
         " memory of another JVM and its Python workers: see [Failover](../how-to/failover.md).",
-        ("tests/unit/ops/process/test_standby_keeper.py::test_a_standby_takes_over",)),
-    Option(LEASE, "availability", "lease", f"-D {LEASE}=…", "", lease_length,
+        "tests/unit/ops/process/test_standby_keeper.py::test_a_standby_takes_over"),
+    option("availability", "-D {key}=…", LEASE, "lease", "", lease_length,
         "How long a supervisor has the job to itself before one on another machine, with the same program and the same"
         " checkpoint storage, takes over from it. None: there is no other. See"
         " [Failover](../how-to/failover.md#on-two-machines).",
-        ("tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out",)),
+        "tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out"),
 )  # fmt: skip
 
 
@@ -102,32 +102,29 @@ def _names(text: str, name: str) -> tuple[str, ...]:
     return tuple(host.strip() for host in text.replace(";", ",").split(",") if host.strip())
 
 
-def _rest(key: str, name: str, default: str, parse: Parser, meaning: str, test: str) -> Option:
-    shown_by = test if "::" in test else f"{_SERVER}{test}"
-    return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (shown_by,))
-
+_rest = partial(option, "rest", "-D {key}=…")
 
 REST_OPTIONS = (
     _rest("rest.bind-address", "bind_address", "127.0.0.1", plain,
         "The address on which a running job listens for [commands](rest.md).",
-        "test_beyond_this_machine_every_request_needs_the_token"),
+        f"{_SERVER}test_beyond_this_machine_every_request_needs_the_token"),
     _rest("rest.address", "address", "", plain,
         "The name under which others reach it; written into the registry. Without it, the one above.",
-        "test_the_address_others_are_told"),
+        f"{_SERVER}test_the_address_others_are_told"),
     _rest("rest.port", "port", "0", _port,
         "Its port. 0 takes a free one; so does a port that is taken, with a warning. Flink has 8081.",
-        "test_a_port_that_is_taken_stops_no_job"),
+        f"{_SERVER}test_a_port_that_is_taken_stops_no_job"),
     _rest("penstock.control.enabled", "enabled", "true", boolean,
         "Whether a running job listens at all. Without, only signals reach it.",
-        "test_a_job_may_be_out_of_reach"),
+        f"{_SERVER}test_a_job_may_be_out_of_reach"),
     _rest("penstock.control.hosts", "hosts", "", _names,
         "More names under which it is asked, with commas between them, such as a proxy's. A request for any other name"
         " than these, the addresses above, this machine's name and `localhost` is refused.",
-        "test_it_answers_only_to_its_own_names"),
+        f"{_SERVER}test_it_answers_only_to_its_own_names"),
     _rest("penstock.control.open-reads", "open_reads", "false", boolean,
         "Whether any user of this machine may read the job's progress without the token. Errors are never shown"
         " without it, and a job that listens beyond this machine asks for it all the same.",
-        "test_reading_may_be_open_but_never_shows_an_error"),
+        f"{_SERVER}test_reading_may_be_open_but_never_shows_an_error"),
     _rest("security.ssl.rest.certificate", "certificate", "", plain,
         "A PEM file with the certificate that a running job and `penstock ui` show; they then answer by HTTPS only.",
         f"{_ACCESS}test_by_tls_where_there_is_a_certificate"),
@@ -152,8 +149,8 @@ class Log:
 FORMAT = "penstock.log.format"
 
 LOG_OPTIONS = (
-    Option(FORMAT, "log", "format", f"-D {FORMAT}=…", "text", partial(one_of, LogFormat),
+    option("log", "-D {key}=…", FORMAT, "format", "text", partial(one_of, LogFormat),
         "`json` logs one JSON object a line, with job, query, epoch and sink: see [Logs](logs.md). `text` leaves"
         " logging as the program has set it up.",
-        ("tests/unit/test_logs.py::test_the_setting_is_read_from_every_place",)),
+        "tests/unit/test_logs.py::test_the_setting_is_read_from_every_place"),
 )  # fmt: skip

@@ -31,6 +31,21 @@ class Option:
     aliases: tuple[str, ...] = ()
 
 
+def option(
+    part: Part,
+    python: str,
+    key: str,
+    name: str,
+    default: str,
+    parse: Parser,
+    meaning: str,
+    *shown_by: str,
+    aliases: tuple[str, ...] = (),
+) -> Option:
+    """An `Option`; `python` has places for its key and its name."""
+    return Option(key, part, name, python.format(key=key, name=name), default, parse, meaning, shown_by, aliases)
+
+
 Kind = TypeVar("Kind", bound=StrEnum)
 
 _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from penstock.config.option import Option, Parser, boolean
+from penstock.config.option import boolean, option
 from penstock.errors import ConfigurationError
 from penstock.naming import check_name
 
@@ -74,32 +75,27 @@ def _suffix(text: str, name: str) -> str:
     )
 
 
-def _recovery(
-    key: str, name: str, python: str, default: str, parse: Parser, meaning: str, test: str, *aliases: str
-) -> Option:
-    return Option(key, "recovery", name, python, default, parse, meaning, (f"{_UNIT}{test}",), aliases)
-
-
-_HANDED = "test_what_run_hands_over"
+_recovery = partial(option, "recovery")
+_HANDED = f"{_UNIT}test_what_run_hands_over"
 
 RECOVERY_OPTIONS = (
-    _recovery(PATH, "path", "penstock run -s …", "", _path,
+    _recovery("penstock run -s …", PATH, "path", "", _path,
         "A savepoint, or a retained checkpoint, that the job starts from instead of its own checkpoint.",
-        _HANDED, "execution.savepoint.path"),
-    _recovery(ALLOW, "allow_non_restored", "Job(allow_non_restored_state=…)", "false", boolean,
+        _HANDED, aliases=("execution.savepoint.path",)),
+    _recovery("Job(allow_non_restored_state=…)", ALLOW, "allow_non_restored", "false", boolean,
         "State that no query of the program takes up may be left behind.",
-        _HANDED, "execution.savepoint.ignore-unclaimed-state"),
-    _recovery(CLAIM, "claim", "penstock run --claim-mode …", "no_claim", _claim,
+        _HANDED, aliases=("execution.savepoint.ignore-unclaimed-state",)),
+    _recovery("penstock run --claim-mode …", CLAIM, "claim", "no_claim", _claim,
         "`no_claim`: the savepoint stays yours and is never needed again once the job runs. `claim`: it becomes the"
         " job's, which deletes it when it is no longer needed. Flink's `legacy` is refused.",
-        "test_claim_modes", "execution.savepoint-restore-mode"),
-    _recovery(RESTORE_ID, "restore_id", "penstock run -s …", "", _restore_id,
+        f"{_UNIT}test_claim_modes", aliases=("execution.savepoint-restore-mode",)),
+    _recovery("penstock run -s …", RESTORE_ID, "restore_id", "", _restore_id,
         "Made by `penstock run -s`, so that a restart of the driver does not restore again. Not for you to set.",
         _HANDED),
-    _recovery(FORK_NAME, "fork_name", "penstock run --fork …", "", _job_name,
+    _recovery("penstock run --fork …", FORK_NAME, "fork_name", "", _job_name,
         "The job's name instead of the one in the program: a second job from a savepoint, beside the first.",
-        "test_a_fork_is_whole"),
-    _recovery(FORK_SUFFIX, "fork_suffix", "penstock run --suffix …", "", _suffix,
+        f"{_UNIT}test_a_fork_is_whole"),
+    _recovery("penstock run --suffix …", FORK_SUFFIX, "fork_suffix", "", _suffix,
         "What is added to the name of every topic, table and folder that a fork writes.",
-        "test_a_fork_is_whole"),
+        f"{_UNIT}test_a_fork_is_whole"),
 )  # fmt: skip

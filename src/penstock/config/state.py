@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
-from penstock.config.option import Option, Parser, boolean, one_of, ratio, size, size_text, whole
+from penstock.config.option import boolean, one_of, option, ratio, size, size_text, whole
 from penstock.errors import ConfigurationError
 
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -19,6 +20,12 @@ LIMIT = f"{_ROCKSDB}.maxMemoryUsageMB"
 WRITE_BUFFERS = f"{_ROCKSDB}.writeBufferCacheRatio"
 HIGH_PRIORITY = f"{_ROCKSDB}.highPriorityPoolRatio"
 
+_KEYS = {
+    CHANGELOG: "changelog",
+    BOUNDED: "managed_memory",
+    WRITE_BUFFERS: "write_buffer_ratio",
+    HIGH_PRIORITY: "high_priority_ratio",
+}
 _STATE = "org.apache.spark.sql.execution.streaming.state"
 _MB = 1 << 20
 
@@ -86,22 +93,11 @@ class StateBackend:
         settings = {PROVIDER: (PROVIDERS[self.kind], "kind")}
         if self.kind is Backend.HASHMAP:
             return settings
-        if self.changelog is not None:
-            settings[CHANGELOG] = (_word(self.changelog), "changelog")
+        settings |= {key: (str(self.given[name]).lower(), name) for key, name in _KEYS.items() if name in self.given}
         if self.memory_limit is not None:  # a limit wins over managed memory, as in Flink
-            settings[BOUNDED] = (_word(True), "memory_limit")
+            settings[BOUNDED] = ("true", "memory_limit")
             settings[LIMIT] = (str(size(self.memory_limit, "memory_limit") // _MB), "memory_limit")
-        elif self.managed_memory is not None:
-            settings[BOUNDED] = (_word(self.managed_memory), "managed_memory")
-        if self.write_buffer_ratio is not None:
-            settings[WRITE_BUFFERS] = (str(self.write_buffer_ratio), "write_buffer_ratio")
-        if self.high_priority_ratio is not None:
-            settings[HIGH_PRIORITY] = (str(self.high_priority_ratio), "high_priority_ratio")
         return settings
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def backend_of(conf: Mapping[str, Any]) -> str:
@@ -141,17 +137,11 @@ def _partitions(text: str, name: str) -> int:
     return count
 
 
-def _option(
-    key: str, name: str, default: str, parse: Parser, meaning: str, *shown_by: str, aliases: tuple[str, ...] = ()
-) -> Option:
-    python = "StateBackend.…()" if name == "kind" else f"StateBackend.rocksdb({name}=…)"
-    return Option(key, "state", name, python, default, parse, meaning, shown_by, aliases)
-
-
 _MEMORY = "state.backend.rocksdb.memory"
+_option = partial(option, "state", "StateBackend.rocksdb({name}=…)")
 
 STATE_OPTIONS = (
-    _option("state.backend.type", "kind", "hashmap", _backend,
+    option("state", "StateBackend.…()", "state.backend.type", "kind", "hashmap", _backend,
         "`hashmap`: in the executors' memory, Spark's HDFSBackedStateStoreProvider. `rocksdb`: on their disks. A"
         " checkpoint of the other backend is refused.",
         f"{_BACKENDS}test_each_backend_keeps_state", f"{_BACKENDS}test_the_other_backend_is_refused",
@@ -170,8 +160,8 @@ STATE_OPTIONS = (
         "The share of it that buffers writes.", f"{_UNIT}test_settings_of_rocksdb"),
     _option(f"{_MEMORY}.high-prio-pool-ratio", "high_priority_ratio", "0.1", ratio,
         "The share of it that is kept for indexes and filters.", f"{_UNIT}test_settings_of_rocksdb"),
-    Option("parallelism.default", "spark", PARTITIONS, f'Job(conf={{"{PARTITIONS}": …}})', "", _partitions,
+    option("spark", 'Job(conf={{"{name}": …}})', "parallelism.default", PARTITIONS, "", _partitions,
         "Partitions of a shuffle, and so of state. Default: the cores of a local master, Spark's 200 on a cluster;"
         " Flink has 1. A checkpoint keeps the number it began with.",
-        (f"{_BACKENDS}test_parallelism_is_the_number_of_state_partitions",)),
+        f"{_BACKENDS}test_parallelism_is_the_number_of_state_partitions"),
 )  # fmt: skip

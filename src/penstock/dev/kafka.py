@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
-from penstock.processes import command_line, exists
+from penstock.processes import command_line, end_session, exists
 from penstock.storage.private import create_own, only_one
 from penstock.supply.jars import jar_folder, jar_set
 from penstock.supply.java import find_java
@@ -47,38 +46,7 @@ _RANGE = range(20_000, 30_000)
 _RANDOM = random.SystemRandom()  # not the shared generator: programs seed that one, and would pick the same ports
 _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)  # size, api key, api version, correlation id, no client id
 
-#: What makes one node on a small machine quick to start, quick to notice an expired transaction, and light to keep.
-#: Everything that decides how transactions behave is Kafka's default.
-DEFAULTS: Mapping[str, str] = MappingProxyType(
-    {
-        "auto.create.topics.enable": "false",  # a misspelt topic must be an error, as in production
-        "num.partitions": "4",
-        "offsets.topic.replication.factor": "1",
-        "offsets.topic.num.partitions": "4",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "transaction.state.log.num.partitions": "4",
-        "share.coordinator.state.topic.replication.factor": "1",
-        "share.coordinator.state.topic.min.isr": "1",
-        "share.coordinator.state.topic.num.partitions": "1",
-        "group.initial.rebalance.delay.ms": "0",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-        # After SIGKILL the controller takes the same broker back only when its old session has ended, by default
-        # after 9 seconds; a clean stop ends the session at once.
-        "broker.session.timeout.ms": "2000",
-        "broker.heartbeat.interval.ms": "400",
-        "log.retention.hours": "24",
-        "log.retention.check.interval.ms": "60000",
-        "log.retention.bytes": str(4 << 30),  # per partition: a long benchmark must not fill the disk
-        "log.segment.bytes": str(256 << 20),
-        "log.cleaner.dedupe.buffer.size": str(16 << 20),  # 128 MiB by default, an eighth of this heap
-        "socket.send.buffer.bytes": str(1 << 20),
-        "socket.receive.buffer.bytes": str(1 << 20),
-        "num.network.threads": "2",
-        "num.io.threads": "4",
-        "num.recovery.threads.per.data.dir": "2",
-    }
-)
+_DEFAULTS = Path(__file__).with_name("kafka.properties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +156,15 @@ def _write(pid: int, port: int) -> None:
 def _end() -> None:
     started = _read()
     if started is not None and _is_ours(started[0]):
-        end_process(started[0], _STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started[0], signal.SIGTERM)
+        end_session(started[0], _STOP_SECONDS)
 
 
 def _is_ours(pid: int) -> bool:
     """Whether `pid` runs and, as far as this system tells, was started in this folder: process ids are reused."""
-    if not is_alive(pid):
-        return False
     command = command_line(pid)  # None: this system tells only that the process lives
-    return command is None or os.fsencode(service_folder() / "server.properties") in command
+    return exists(pid) and (command is None or os.fsencode(service_folder() / "server.properties") in command)
 
 
 def _start(folder: Path, port: int) -> int:
@@ -257,8 +225,9 @@ def configuration(
 ) -> dict[str, str]:
     """What goes into `server.properties`: a node that listens on these ports. `properties` override the defaults."""
     urls = {name: f"{name}://{HOST}:{port}" for name, port in listeners.items()}
+    lines = _DEFAULTS.read_text(encoding="utf-8").splitlines()
     return {
-        **DEFAULTS,
+        **dict(line.split("=", 1) for line in lines if line and not line.startswith("#")),
         "process.roles": "broker,controller",
         "node.id": "1",
         "controller.quorum.voters": f"1@{HOST}:{listeners.get('CONTROLLER')}",
@@ -322,31 +291,20 @@ def new_cluster_id() -> str:
 def answers_kafka(port: int, timeout: float = 1.0) -> bool:
     """Whether a plain-text Kafka listener answers an ApiVersions request on `port`. A broker opens its listeners only
     after it has recovered its logs and joined the cluster, so it can serve then."""
-    answer = exchange(port, _API_VERSIONS, 8, timeout)
+    try:
+        with socket.create_connection((HOST, port), timeout) as connection, connection.makefile("rb") as answers:
+            connection.sendall(_API_VERSIONS)
+            answer = answers.read(8)
+    except OSError:
+        return False
     return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
 
 
-def exchange(port: int, request: bytes, size: int, timeout: float = 1.0) -> bytes:
-    """The first bytes of a server's reply, at most `size`; empty where it does not answer."""
-    try:
-        with socket.create_connection((HOST, port), timeout=timeout) as connection:
-            connection.settimeout(timeout)
-            connection.sendall(request)
-            reply = b""
-            while len(reply) < size and (more := connection.recv(size - len(reply))):
-                reply += more
-    except OSError:
-        return b""
-    return reply
-
-
 def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
     return True
 
 
@@ -360,37 +318,3 @@ def free_port() -> int:
         safe="Nothing was started.",
         to_do="Stop what holds them (see `ss -ltn`), or choose a port yourself.",
     )
-
-
-def is_alive(pid: int) -> bool:
-    """Whether `pid` runs. A finished child counts as gone, and is reaped."""
-    with contextlib.suppress(ChildProcessError):
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return False
-    return exists(pid)
-
-
-def end_process(
-    pid: int, patience: float, gone: Callable[[], bool] | None = None, with_signal: signal.Signals = signal.SIGTERM
-) -> bool:
-    """Send a signal, and SIGKILL after `patience` seconds; returns once the process is gone, True if it exited by
-    itself. An owner that waits for its child itself passes `gone`."""
-    is_gone = gone or (lambda: not is_alive(pid))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, with_signal)
-        os.kill(pid, signal.SIGCONT)  # a paused process would never see the first one
-        if _wait(is_gone, patience):
-            return True
-        os.kill(pid, signal.SIGKILL)
-        _wait(is_gone, patience)
-        return False
-    return True  # it exited before the signal arrived
-
-
-def _wait(gone: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not gone():
-        if time.monotonic() > end:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.engine.control import hooks
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def attach_process() -> None:
     """Let the drop-ins of a program that a supervisor started wait for their turn. Loads little: the program comes
     first."""
-    hooks.before_dropin, hooks.dropin_ready = _take_turn, lifeline.report_running
+    hooks.before_dropin, hooks.dropin_ready = _take_turn, partial(lifeline.report, running=True)
 
 
 def _take_turn(spark: SparkSession, sinks: Iterable[TwoPhaseSink]) -> None:

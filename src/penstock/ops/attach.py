@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
@@ -44,10 +45,10 @@ def attached(run: JobRun) -> Iterator[None]:
     run.settings = settings_of_turn(lease, run.settings)
     run.restarts.supervised = lifeline.connected()
     run.events.listen(report_running)
-    lifeline.report_strategy(run.settings.restart)
-    steering.on_stop = lifeline.report_stopping
+    lifeline.report(strategy=run.settings.restart.to_dict())
+    steering.on_stop = partial(lifeline.report, stopping=True)
     if steering.request is not EndRequest.NONE:
-        lifeline.report_stopping()
+        lifeline.report(stopping=True)
     with (
         held(lease, lambda: TurnEnd.HANDED_OVER if steering.signalled else _TURN_ENDS[steering.request]),
         stop_on_signals(steering.shut_down),
@@ -59,7 +60,7 @@ def attached(run: JobRun) -> Iterator[None]:
 def report_running(event: Mapping[str, Any]) -> None:
     """A listener that tells the supervisor when the job runs: only then is it time for a standby."""
     if event.get("event") == "recovered":
-        lifeline.report_running()
+        lifeline.report(running=True)
 
 
 class JobInsight:

@@ -111,7 +111,7 @@ def _keep_warm(
                 if jvm_gone(error) and not turn.is_set():
                     lifeline.report_error(error, classify(error))
                     os._exit(lifeline.CRASHED)  # it can no longer take over; another standby can
-        lifeline.report_ready()
+        lifeline.report(ready=True)
         steps = (lambda: warm_workers(spark, modules), look)
         turn.wait(_KEEP_WARM_SECONDS)
 
@@ -168,7 +168,7 @@ class JobLease:
         word = self.lease.word
         assert word is not None
         log.warning("the job has ended on %s (%s), so it is not started here", word.host, word.reason)
-        lifeline.report_stopping()
+        lifeline.report(stopping=True)
         raise SystemExit(lifeline.FAILED if word.reason == TurnEnd.FAILED else lifeline.DONE)
 
     def _tell(self, word: Word) -> None:

@@ -1,16 +1,25 @@
-"""Rows from Kafka topics, through Spark's own connector with settings that suit an epoch of a second."""
+"""Rows from Kafka topics, through Spark's own connector with settings that suit an epoch of a second.
+
+`GroupPublisher` mirrors the positions of committed epochs to a consumer group, where lag tools see them. They are never
+the truth: Spark's checkpoint decides where a job goes on. So publishing is best effort, beside the epoch, and a broker
+that goes on refusing is mentioned once in the log and asked again later.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import Finding
 from penstock.contracts.source import Source
+from penstock.deadline import Deadline
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -20,9 +29,9 @@ from penstock.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from penstock.kafka.connections import librdkafka_admin
-from penstock.kafka.settings import for_java, for_librdkafka, split_options
-from penstock.sources.kafka_group import AdminSender, GroupPublisher
+from penstock.kafka.connections import Connections, kafka_python, librdkafka_admin
+from penstock.kafka.errors import AUTHENTICATION, DENIED
+from penstock.kafka.settings import for_java, for_librdkafka, normalise, split_options
 from penstock.sources.streams import stream_reader
 
 if TYPE_CHECKING:
@@ -30,7 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.contracts.sink import CheckContext
-    from penstock.deadline import Deadline
+
+log = logging.getLogger("penstock")
 
 #: Java's defaults are made for many small polls. An epoch reads a known range as fast as it can: fewer, larger fetches
 #: made a whole pipeline 1.4 times faster, and a short wait at the end of a range halved its latency.
@@ -53,6 +63,13 @@ _NOT_IN_REAL_TIME = (
 
 _COMMITTED = "read_committed"
 _PATIENCE = 10.0  # seconds for an answer that a query waits for
+
+PAUSE = 1.0  # seconds between two updates: lag tools look every few seconds, and an epoch must not cost a request
+PATIENCE = 10.0  # seconds a request may take: long enough for a group's coordinator to move; no epoch waits for it
+PATIENT_TRIES = 3  # failures in a row before a warning: a coordinator may move, or be new and still loading
+
+Positions = Mapping[str, Mapping[str, int]]
+Send = Callable[[str, Positions], None]
 
 
 class KafkaSource(Source):
@@ -255,7 +272,7 @@ def check_topics(
     """`SystemUnavailable`, `AccessDenied` or `TopicMissing`; for a pattern that matches nothing yet, a finding."""
     heard: list[Any] = []
     client = librdkafka_admin(settings, heard.append)
-    from confluent_kafka import KafkaException, TopicCollection
+    from confluent_kafka import KafkaException
 
     try:
         listed = client.list_topics(timeout=patience).topics
@@ -263,9 +280,9 @@ def check_topics(
             matched = any(re.fullmatch(pattern, name) for name in listed)
             return () if matched else (Finding(uid, f"no topic matches {pattern} yet"),)
         # Asked by name as well: a topic this user may not see is absent from the list, but not missing.
-        if missing := [name for name in topics if name not in listed]:
-            for name, future in client.describe_topics(TopicCollection(missing), request_timeout=patience).items():
-                _require_topic(name, future, settings["bootstrap.servers"])
+        for name, known in _described(client, [name for name in topics if name not in listed], patience).items():
+            if known is None:
+                raise _missing(name, settings["bootstrap.servers"])
     except KafkaException as error:
         client.poll(1.0)  # callbacks run only in here: what the client heard meanwhile may explain its silence
         raise translate_error(error.args[0], heard, settings["bootstrap.servers"]) from error
@@ -275,34 +292,36 @@ def check_topics(
 def topic_ids(client: AdminClient, servers: str, names: Collection[str], pattern: str | None) -> dict[str, str]:
     """The id of each of these topics, and of those that match `pattern`. A topic that is not there is left out, and so
     are all where the brokers give topics no ids (before Kafka 2.8)."""
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka import KafkaException
 
     try:
         listed = client.list_topics(timeout=_PATIENCE).topics if pattern is not None else {}
-        wanted = {*names, *(name for name in listed if re.fullmatch(pattern or "", name))}
-        ids = {}
-        answers = client.describe_topics(TopicCollection(sorted(wanted)), request_timeout=_PATIENCE) if wanted else {}
-        for name, future in answers.items():
-            try:
-                ids[name] = str(future.result().topic_id)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise
+        matches = (name for name in listed if re.fullmatch(pattern or "", name))
+        described = _described(client, {*names, *matches}, _PATIENCE)
     except KafkaException as error:
         raise translate_error(error.args[0], (), servers, safe="nothing was decided.") from error
+    ids = {name: str(known.topic_id) for name, known in described.items() if known is not None}
     return {name: id_ for name, id_ in ids.items() if id_.strip("A")}  # 16 zero bytes: no id
 
 
-def _require_topic(name: str, future: Any, servers: str) -> None:
-    from confluent_kafka import KafkaError, KafkaException
+def _described(client: AdminClient, names: Collection[str], patience: float) -> dict[str, Any]:
+    """What the brokers know of each of these topics; of one that is not there, None."""
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-    try:
-        future.result()
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise
-        happened = f"There is no topic {name!r} at {servers}."
-        raise TopicMissing(happened, to_do="create the topic, or correct its name.") from error
+    described = {}
+    asked = client.describe_topics(TopicCollection(sorted(names)), request_timeout=patience) if names else {}
+    for name, future in asked.items():
+        try:
+            described[name] = future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            described[name] = None
+    return described
+
+
+def _missing(name: str, servers: str) -> TopicMissing:
+    return TopicMissing(f"There is no topic {name!r} at {servers}.", to_do="create the topic, or correct its name.")
 
 
 def translate_error(
@@ -310,17 +329,8 @@ def translate_error(
 ) -> PenstockError:
     """One of our errors for one of librdkafka's. A refused login shows only as silence of the request, so what the
     client `heard` meanwhile counts as well."""
-    from confluent_kafka import KafkaError
-
-    refused = {
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
     for fault in (error, *heard):
-        if fault.code() in refused:
+        if fault.code() in (AUTHENTICATION, *DENIED):
             return AccessDenied(
                 f"Kafka at {servers} refused: {fault.str()}.",
                 safe=safe,
@@ -372,8 +382,7 @@ def begin_offsets(
         listed = client.list_topics(timeout=_PATIENCE).topics
         names = topics if pattern is None else sorted(name for name in listed if re.fullmatch(pattern, name))
         if missing := [name for name in names if name not in listed]:
-            happened = f"There is no topic {missing[0]!r} at {servers}."
-            raise TopicMissing(happened, to_do="create the topic, or correct its name.")
+            raise _missing(missing[0], servers)
         found = {
             TopicPartition(name, number): int(fixed.get(name, {}).get(str(number), usual))
             for name in names
@@ -389,3 +398,108 @@ def begin_offsets(
     for place, offset in sorted(found.items(), key=lambda item: (item[0].topic, item[0].partition)):
         begins[place.topic][place.partition] = offset
     return begins
+
+
+# The consumer group
+
+
+class GroupPublisher:
+    """Sends the newest positions of one group from a thread of its own; older ones that were not sent are dropped."""
+
+    def __init__(self, send: Send, group: str, *, pause: float = PAUSE, end: Callable[[], None] = lambda: None) -> None:
+        """`end`: called when nothing is sent any more."""
+        self._send, self._group, self._pause, self._end = send, group, pause, end
+        self._newest: Positions | None = None
+        self._there = threading.Condition()
+        self._failures, self._closed = 0, False
+        self._thread: threading.Thread | None = None
+
+    def publish(self, positions: Positions) -> None:
+        """Returns at once and never raises."""
+        with self._there:
+            self._newest = positions
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"penstock-group-{self._group}", daemon=True)
+                self._thread.start()
+                atexit.register(self.flush)
+            self._there.notify()
+
+    def flush(self) -> None:
+        """Send what is waiting, in the calling thread; the last epoch of a job that ends is seen that way."""
+        with self._there:
+            positions, self._newest = self._newest, None
+        if positions is None:
+            return
+        try:
+            self._send(self._group, positions)
+            self._failures = 0
+        except Exception as error:
+            self._failures += 1
+            with self._there:
+                self._newest = self._newest or positions  # tried again after the pause, unless newer ones came
+            if self._failures == PATIENT_TRIES:
+                refused = "positions could not be published to consumer group %s, lag tools will not see this job: %s"
+                log.warning(refused, self._group, error)
+
+    def close(self) -> None:
+        """Send what is waiting, unless the broker refuses anyway, and end the thread and its connection."""
+        with self._there:
+            self._closed = True
+            self._there.notify_all()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+            atexit.unregister(self.flush)
+        if not self._failures:
+            self.flush()
+        self._end()
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._there:
+                self._there.wait_for(lambda: self._closed or self._newest is not None)
+            if not self._closed:
+                self.flush()
+            with self._there:
+                self._there.wait_for(lambda: self._closed, self._pause)
+
+
+class AdminSender:
+    """Sends through one kept connection, opened with the first positions and again after a failure. `options` are
+    connection settings in librdkafka's names.
+
+    Through kafka-python, not librdkafka: the latter's request for group offsets ends the whole process by an assertion
+    when the group's coordinator goes away at the wrong moment, and this is the driver.
+    """
+
+    def __init__(self, servers: str, options: Mapping[str, str]) -> None:
+        self._servers, self._options = servers, dict(options)
+        self._connections: list[Connections] = []
+        self._closed = False
+
+    def __call__(self, group: str, positions: Positions) -> None:
+        kafka_python()  # which knows how to import it
+        from kafka.structs import OffsetAndMetadata, TopicPartition
+
+        kept = self._connections
+        connection = kept.pop() if kept else Connections(self._servers, normalise(self._options))
+        offsets = {
+            TopicPartition(topic, int(partition)): OffsetAndMetadata(offset, "", -1)
+            for topic, partitions in positions.items()
+            for partition, offset in partitions.items()
+        }
+        try:
+            answers = connection.ask(lambda admin: admin.alter_group_offsets(group, offsets), Deadline(PATIENCE))
+        except BaseException:
+            connection.close()
+            raise
+        kept.append(connection)
+        if self._closed:  # while this was under way
+            self.close()
+        refused = {where: error for where, error in answers.items() if getattr(error, "errno", 0) != 0}
+        if refused:
+            raise RuntimeError(f"the group's coordinator refused {refused}")
+
+    def close(self) -> None:
+        self._closed = True
+        while self._connections:
+            self._connections.pop().close()

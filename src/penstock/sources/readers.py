@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import namedtuple
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,21 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 elif installed_version().read_limits:
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
-else:
-
-    class ReadLimit:
-        """Spark's names, where it has none."""
-
-    @dataclass(frozen=True)
-    class ReadMaxRows(ReadLimit):
-        max_rows: int
-
-    @dataclass(frozen=True)
-    class ReadMaxBytes(ReadLimit):
-        max_bytes: int
-
-    class SupportsTriggerAvailableNow:
-        pass
+else:  # Spark's names, where it has none
+    ReadMaxRows, ReadMaxBytes = namedtuple("ReadMaxRows", "max_rows"), namedtuple("ReadMaxBytes", "max_bytes")
+    ReadLimit = SupportsTriggerAvailableNow = object
 
 
 def for_this_spark(reader: type[Any]) -> type[Any]:

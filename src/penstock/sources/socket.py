@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from penstock.errors import (
     SystemUnavailable,
     ValueTooLarge,
 )
-from penstock.sources.journal import Journal, claim_journal, journal_id
+from penstock.sources.journal import Journal, read_identity, require_same
 from penstock.sources.streams import register, stream_reader
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
@@ -115,7 +116,7 @@ class SocketSource(Source):
                 )
             if nearest == self.journal:
                 require_own(nearest)
-            claim_journal(self.journal, context.job, uid, create=False)
+            require_same(self.journal, read_identity(self.journal), context.job, uid)
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -134,8 +135,8 @@ class SocketSource(Source):
         return {"journal": offset["position"]} if offset["position"] else {}
 
     def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
-        identity = None if self.journal is None else journal_id(self.journal)
-        return {} if identity is None else {"journal": identity}
+        identity = {} if self.journal is None else read_identity(self.journal)
+        return {"journal": identity["id"]} if identity else {}
 
     def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
         raise PositionsLost(
@@ -149,14 +150,10 @@ class SocketSource(Source):
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:
         # Without a journal, positions follow the clock: those of an earlier run must never come again.
         first = time.time_ns() if self.journal is None else 0
-
-        def open_journal() -> Journal:
-            return Journal(self._place(uid), job=job, source=uid, start=first)
-
-        self._committed[uid] = dict.fromkeys(readers, ())
-        receiver = Receiver(self.host, self.port, open_journal, longest_line=self.max_line_bytes)
+        opener = partial(Journal, self._place(uid), job=job, source=uid, start=first)
+        receiver = Receiver(self.host, self.port, opener, longest_line=self.max_line_bytes)
         receiver.start()
-        self._receivers[uid] = receiver
+        self._committed[uid], self._receivers[uid] = dict.fromkeys(readers, ()), receiver
 
     def completed(self, uid: str, reader: str, offset: Any) -> None:
         positions = self._committed.get(uid)
@@ -195,54 +192,46 @@ class Receiver:
     """Receives lines into a journal, in a thread of the driver, over a connection that is renewed until `stop`. A line
     counts as received when the journal has it durably. While the disk is slow or full, the sender is held up."""
 
-    def __init__(self, host: str, port: int, open_journal: Callable[[], Journal], *, longest_line: int) -> None:
-        self._host, self._port, self._open_journal, self._longest = host, port, open_journal, longest_line
+    def __init__(self, host: str, port: int, opener: Callable[[], Journal], *, longest_line: int) -> None:
+        self._host, self._port, self._opener, self._longest = host, port, opener, longest_line
         self._journal: Journal | None = None
-        self._guard = threading.Lock()  # this thread appends, the queries' threads trim
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
         self._silent = False
 
     def start(self) -> None:
-        """Open the journal and begin. Raises what no retry can cure."""
-        self._try_to_open(log.warning)
+        """Open the journal and begin. Raises what no retry can cure; anything else, such as a full disk, is retried."""
+        self._try_to_open()
         self._thread.start()
 
     def stop(self) -> None:
         """Everything received is in the journal when this returns."""
         self._ending.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        with self._guard:
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
+        self._thread.join()
+        if self._journal is not None:
+            self._journal.close()
 
     def trim(self, position: int) -> None:
         """Let go of what lies before `position`. Never fatal: it is tried again with the next epoch."""
-        with self._guard:
-            try:
-                if self._journal is not None:
-                    self._journal.trim(position)
-            except PenstockError as error:
-                log.warning("the journal could not be trimmed: %s", error)
-
-    def _try_to_open(self, report: Callable[..., None]) -> None:
         try:
-            journal = self._open_journal()
+            if self._journal is not None:
+                self._journal.trim(position)
+        except PenstockError as error:
+            log.warning("the journal could not be trimmed: %s", error)
+
+    def _try_to_open(self) -> None:
+        try:
+            self._journal = self._opener()
         except PenstockError as error:
             if not error.retryable:
                 raise
-            report("%s", error)
-            return
-        with self._guard:
-            self._journal = journal
+            log.warning("%s", error)
 
     def _run(self) -> None:
+        pause = _FIRST_PAUSE
         try:
             while self._journal is None and not self._ending.wait(_DISK_PAUSE):
-                self._try_to_open(log.debug)
-            pause = _FIRST_PAUSE
+                self._try_to_open()
             while self._journal is not None and not self._ending.is_set():
                 pause = _FIRST_PAUSE if self._connection(self._journal) else min(pause * 2, _LONGEST_PAUSE)
                 self._ending.wait(pause)
@@ -250,9 +239,8 @@ class Receiver:
             log.warning("%s", error)
         except PenstockError as error:
             log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
-            with self._guard:
-                if self._journal is not None:
-                    self._journal.report(error)
+            if self._journal is not None:
+                self._journal.report(error)
 
     def _connection(self, journal: Journal) -> bool:
         """One connection, from its beginning to its end; False where there was none."""
@@ -298,25 +286,22 @@ class Receiver:
         """Append as often as it takes, while the sender waits; False where a stop comes first. Lines that are in the
         journal are never appended again, whatever failed after that."""
         failing, before = False, journal.end
-        while True:
+        while journal.end == before:
             try:
-                with self._guard:
-                    journal.append(lines if journal.end == before else b"")
-                    if failing:
-                        journal.report(None)
-                return True
+                journal.append(lines)
             except PenstockError as error:
                 if not error.retryable or isinstance(error, Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)
                 failing = True
-                with self._guard:
-                    journal.report(error)
-            if self._ending.wait(_DISK_PAUSE):
-                if journal.end == before:
+                journal.report(error)
+                if self._ending.wait(_DISK_PAUSE) and journal.end == before:
                     log.warning("stopped with %d bytes received that could not be kept", len(lines))
-                return False
+                    return False
+        if failing:
+            journal.report(None)
+        return True
 
 
 def whole_lines(data: bytes) -> tuple[bytes, bytes]:

@@ -37,16 +37,6 @@ def refuse_named_sources(spark: SparkSession, uid: str) -> None:
         )
 
 
-def _refuse_shipped(source: type[DataSource]) -> None:
-    """Spark plans a source that is written in Python with the executors' Python, but on the driver's machine."""
-    if is_shipped():
-        raise ConfigurationError(
-            f"The source {source.__name__} is planned by the driver with the Python that executors use, which"
-            " comes out of an archive: executors have it, the driver's machine does not.",
-            to_do="have Python and Penstock at one place on all machines, set PYSPARK_PYTHON to it, and say --no-pack.",
-        )
-
-
 def register(spark: SparkSession, source: type[DataSource]) -> None:
     """Like `spark.dataSource.register`, but safe for several queries that start at once. Makes `spark` this thread's
     session: Spark looks registered sources up there, whichever session it is asked through.
@@ -56,7 +46,12 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
     the same moment can break it for good: it then counts more entries than it has, and no task that carries it can be
     read any more (`OptionalDataException`), however often the queries restart. So it gets a map made for many threads.
     """
-    _refuse_shipped(source)
+    if is_shipped():  # Spark plans a source that is written in Python with the executors' Python, but here
+        raise ConfigurationError(
+            f"The source {source.__name__} is planned by the driver with the Python that executors use, which"
+            " comes out of an archive: executors have it, the driver's machine does not.",
+            to_do="have Python and Penstock at one place on all machines, set PYSPARK_PYTHON to it, and say --no-pack.",
+        )
     spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
     context: Any = spark.sparkContext
     plain = context.environment

@@ -17,9 +17,7 @@ from penstock.errors import (
     PenstockError,
     PreCommitFailed,
     RealTimeRefused,
-    ReplayDiffers,
     SourceRowsLost,
-    Superseded,
 )
 from penstock.spark.executors import fault_in
 from penstock.spark.lane_plan import refusal
@@ -45,8 +43,6 @@ _POLL_SECONDS = 0.25
 _SPARE = 2  # slots beside those of partitions, for jobs such as a broadcast
 _REFUSED = re.compile(r"STREAMING_REAL_TIME_MODE\.\w+\][^\n]*")
 _ROWS_LOST = re.compile(r"OffsetOutOfRangeException[^\n]*|KAFKA_DATA_LOSS[^\n]*|Some data may have been lost[^\n]*")
-#: What the writer in a task says of its lane, see `LaneWriter.java`.
-_LANE = re.compile(r"penstock-lane-(?P<kind>superseded|differs): (?P<text>[^\n]*)")
 _NEW_PARTITIONS = re.compile(r"must specify all TopicPartitions")
 
 
@@ -146,8 +142,6 @@ class RealTimeQuery:
         text = str(error)
         if (fault := fault_in(text)) is not None:
             return fault
-        if lane := _LANE.search(text):
-            return _lane_fault(self._uid, lane["kind"], lane["text"])
         if refused := _REFUSED.search(text):
             return _refused_by_spark(self._uid, refused[0])
         if lost := _ROWS_LOST.search(text):
@@ -174,18 +168,6 @@ class RealTimeQuery:
             stop(self._query, self._uid)
         finally:
             self._scratch.cleanup()
-
-
-def _lane_fault(uid: str, kind: str, text: str) -> PenstockError:
-    if kind == "superseded":
-        safe = "this run has written nothing since, and leaves everything to the newer one."
-        return Superseded(f"{text} (query {uid!r}).", safe=safe, to_do="nothing, if the newer run is yours.")
-    return ReplayDiffers(
-        f"{text} (query {uid!r}).",
-        safe="the rows that are visible stay, and none was written behind them.",
-        to_do="see why the plan gives other rows for one source row than before (a changed program, or a joined frame"
-        " that has changed), and undo it; or start over with another query uid.",
-    )
 
 
 def _refused_by_spark(uid: str, text: str) -> RealTimeRefused:

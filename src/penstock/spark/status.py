@@ -89,7 +89,16 @@ def measure(
     under (the query's run id), `uids` name its sources. Never raises: None, and one line in the log, where it cannot be
     measured. Costs a few calls to the JVM; call it beside the epochs."""
     try:
-        return _measure(SparkStatus.of(spark), group, opened, epoch, uids)
+        status = SparkStatus.of(spark)
+        stages = [_first_successes(status, attempts) for attempts in _reading_stages(status, group, epoch)]
+        # Spark may run stages before it calls us: then the barrier was before the first of them.
+        start = min([opened * 1000, *(float(task["launchTime"]) for tasks in stages for task in tasks.values())])
+        source = uids[0] if len(uids) == 1 else None
+        cuts = []
+        for number, tasks in enumerate(stages):
+            label = " ".join(filter(None, [source, f"stage {number + 1}" if len(stages) > 1 else ""]))
+            cuts += [_cut(f"{label} #{index}".strip(), source, task, start) for index, task in tasks.items()]
+        return Alignment.of(cuts, None if cuts else "Spark reports no task that read rows")
     except Exception as error:
         if type(error).__name__ not in _complained:
             _complained.add(type(error).__name__)
@@ -116,18 +125,6 @@ def is_reading(status: SparkStatus, group: str, epoch: int) -> bool:
         if any(attempt["status"] in ("ACTIVE", "PENDING") for stage in feeding for attempt in status.attempts(stage)):
             return True
     return not jobs
-
-
-def _measure(status: SparkStatus, group: str, opened: float, epoch: int, uids: Sequence[str | None]) -> Alignment:
-    stages = [_first_successes(status, attempts) for attempts in _reading_stages(status, group, epoch)]
-    # Spark may run stages before it calls us: then the barrier was before the first of them.
-    start = min([opened * 1000, *(float(task["launchTime"]) for tasks in stages for task in tasks.values())])
-    source = uids[0] if len(uids) == 1 else None
-    cuts = []
-    for number, tasks in enumerate(stages):
-        label = " ".join(filter(None, [source, f"stage {number + 1}" if len(stages) > 1 else ""]))
-        cuts += [_cut(f"{label} #{index}".strip(), source, task, start) for index, task in tasks.items()]
-    return Alignment.of(cuts, None if cuts else "Spark reports no task that read rows")
 
 
 def _cut(name: str, source: str | None, task: Mapping[str, Any], start: float) -> PartitionCut:

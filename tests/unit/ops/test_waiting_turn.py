@@ -31,8 +31,7 @@ class World:
         patch.setattr(lifeline, "_turn", self.turn)
         patch.setattr(turn, "_KEEP_WARM_SECONDS", 0.01)
         patch.setattr(turn, "_HERE", ("penstock.no_such_module",))
-        patch.setattr(lifeline, "report_ready", lambda: self.told.append("ready"))
-        patch.setattr(lifeline, "report_running", lambda: self.told.append("running"))
+        patch.setattr(lifeline, "report", lambda **fields: self.told.extend(fields))
         patch.setattr(warm_up, "warm_up", self._warm_up)
         patch.setattr(warm_up, "warm_workers", lambda spark, modules: self.done.append("workers"))
         patch.setattr(turn.os, "_exit", self.ended.append)  # type: ignore[attr-defined]

@@ -17,9 +17,8 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable, TopicRecreated
 from penstock.kafka.settings import for_java, for_librdkafka, split_options
-from penstock.sources import kafka_group as group
-from penstock.sources.kafka import TUNED, KafkaSource
-from penstock.sources.kafka_group import GroupPublisher
+from penstock.sources import kafka as group
+from penstock.sources.kafka import TUNED, GroupPublisher, KafkaSource
 
 SECRET = 's3cr"et\\'
 

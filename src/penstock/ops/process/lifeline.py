@@ -105,36 +105,24 @@ def report_lease(turn: int, host: str, *, here: bool, path: str | None = None) -
     global _lease
     before, _lease = _lease, {"turn": turn, "host": host, "here": here, "path": path}
     if _lease != before:
-        _report({"lease": _lease})
+        report(lease=_lease)
 
 
 def lease() -> dict[str, Any] | None:
     return _lease or None
 
 
-def report_ready() -> None:
-    """A standby has done all it can before its turn."""
-    _report({"ready": True})
-
-
-def report_running() -> None:
-    """The job's queries are recovered and start."""
-    _report({"running": True})
-
-
-def report_strategy(strategy: RestartStrategy) -> None:
-    """The restart strategy of the job, which the supervisor follows from then on."""
-    _report({"strategy": strategy.to_dict()})
-
-
-def report_stopping() -> None:
-    """A stop of the job was requested: however it ends, it is not to be restarted. Safe in a signal handler."""
-    _report({"stopping": True})
+def report(**fields: Any) -> None:
+    """Report fields of a `DriverReport`. Safe in a signal handler. Does nothing without a supervisor; one that is gone,
+    or does not read, is no reason to fail."""
+    if _line is not None:
+        with contextlib.suppress(OSError):
+            _line.send(json.dumps(fields).encode() + b"\n", socket.MSG_DONTWAIT)
 
 
 def report_error(error: BaseException, verdict: str) -> None:
     """The error that is about to end the driver."""
-    _report({"error": masked(f"{type(error).__name__}: {error}")[:_MOST], "verdict": verdict})
+    report(error=masked(f"{type(error).__name__}: {error}")[:_MOST], verdict=verdict)
 
 
 def status_of(error: BaseException) -> int:
@@ -148,13 +136,6 @@ def status_of(error: BaseException) -> int:
     verdict = classify(error)
     curable = verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error)
     return CRASHED if curable and verdict is not ErrorClass.FATAL else FAILED
-
-
-def _report(body: dict[str, Any]) -> None:
-    """Does nothing without a supervisor; one that is gone, or does not read, is no reason to fail."""
-    if _line is not None:
-        with contextlib.suppress(OSError):
-            _line.send(json.dumps(body).encode() + b"\n", socket.MSG_DONTWAIT)
 
 
 def _watch(lines: BinaryIO) -> None:
@@ -199,6 +180,10 @@ class LeaseReport:
 
 @dataclass(frozen=True)
 class DriverReport:
+    """All that a driver has reported. `strategy`: the restart strategy, which the supervisor follows from then on.
+    `stopping`: a stop was requested, so that however the job ends, it is not restarted. `ready`: a standby has done all
+    it can before its turn. `running`: the job's queries are recovered and start."""
+
     strategy: RestartStrategy | None = None
     stopping: bool = False
     error: str | None = None

@@ -132,12 +132,12 @@ class Steering:
         operation = self._operations.get(kind, request_id)
         if operation is None:
             raise HTTPException(404, f"There was no {kind} with the request id {request_id}")
-        if not operation.over.is_set():
+        if not operation.done():
             # A header, not a field: Flink's clients go by the shape of the body.
             headers = {PROGRESS_HEADER: operation.step.to_json()} if operation.step is not None else {}
             return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None}, headers=headers)
-        failure = operation.error
-        answer = _completed(operation.answer) if failure is None else error_response(as_penstock_error(failure), 500)
+        failure = operation.exception()
+        answer = _completed(operation.result()) if failure is None else error_response(as_penstock_error(failure), 500)
         answer.background = BackgroundTask(operation.fetched.set)  # once it has been sent
         return answer
 

@@ -8,8 +8,8 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.engine.control import Steerable
@@ -104,16 +104,13 @@ class Lifecycle:
                 self._registration.update(state=state, **more)
 
 
-@dataclass
-class Operation:
-    """`answer` or `error` is set once it is over; `fetched`, once a client has received it."""
+class Operation(Future[dict[str, Any]]):
+    """`step` says how far it is; `fetched` is set once a client has received its result."""
 
-    kind: str
-    answer: dict[str, Any] | None = None
-    error: BaseException | None = None
-    step: Step | None = None  # how far it is
-    over: threading.Event = field(default_factory=threading.Event)
-    fetched: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.fetched = kind, threading.Event()
+        self.step: Step | None = None
 
 
 class Operations:
@@ -136,13 +133,13 @@ class Operations:
                 raise ControlError(happened, safe="nothing was done.", to_do="give each request an id of its own.")
             if self._closed is not None:
                 raise ControlError(self._closed, safe="nothing was done.")
-            if sum(not operation.over.is_set() for operation in self._all.values()) >= MOST_RUNNING:
+            if sum(not operation.done() for operation in self._all.values()) >= MOST_RUNNING:
                 happened = f"The job already works on {MOST_RUNNING} requests."
                 raise ControlError(happened, safe="nothing was done.", to_do="ask again when one of them is over.")
             self._all[request] = operation = Operation(kind)
-            while len(self._all) > MAX_ANSWERS and next(iter(self._all.values())).over.is_set():
+            while len(self._all) > MAX_ANSWERS and next(iter(self._all.values())).done():
                 self._all.popitem(last=False)
-        threading.Thread(target=self._do, args=(operation, request, work), name=f"penstock-{kind}", daemon=True).start()
+        threading.Thread(target=_do, args=(operation, request, work), name=f"penstock-{kind}", daemon=True).start()
         return request
 
     def get(self, kind: str, request: str) -> Operation | None:
@@ -166,26 +163,20 @@ class Operations:
         with self._lock:
             self._closed = because
             unfetched = [operation for operation in self._all.values() if not operation.fetched.is_set()]
-        end = time.monotonic() + finish
-        for operation in unfetched:
-            if not operation.over.wait(max(0.0, end - time.monotonic())):
-                self._over(operation, None, ControlError(because, safe="what was decided is safe."))
+        for operation in wait(unfetched, finish).not_done:
+            with contextlib.suppress(InvalidStateError):  # it has just ended
+                operation.set_exception(ControlError(because, safe="what was decided is safe."))
         end = time.monotonic() + fetch
         for operation in unfetched:
             operation.fetched.wait(max(0.0, end - time.monotonic()))
 
-    def _do(self, operation: Operation, request: str, work: Callable[[str], dict[str, Any]]) -> None:
-        try:
-            answer, error = work(request), None
-        except BaseException as failure:  # of any kind: the client that polls must learn of it
-            answer, error = None, failure
-        self._over(operation, answer, error)
 
-    def _over(self, operation: Operation, answer: dict[str, Any] | None, error: BaseException | None) -> None:
-        with self._lock:
-            if not operation.over.is_set():
-                operation.answer, operation.error = answer, error
-                operation.over.set()
+def _do(operation: Operation, request: str, work: Callable[[str], dict[str, Any]]) -> None:
+    with contextlib.suppress(InvalidStateError):  # the server has ended, and answered in its place
+        try:
+            operation.set_result(work(request))
+        except BaseException as failure:  # of any kind: the client that polls must learn of it
+            operation.set_exception(failure)
 
 
 def as_penstock_error(error: BaseException) -> PenstockError:

@@ -13,11 +13,11 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import re
 import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,22 +61,18 @@ class HistoryWriter:
 
     def __init__(self, id: str, describe: Callable[[], Mapping[str, Any]], root: Path | None = None) -> None:
         self._folder, self._describe = history_folder(id, root), describe
-        self._waiting: deque[Mapping[str, Any]] = deque(maxlen=_WAITING)
-        self._changed = threading.Condition()
-        self._closing = False
+        self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(_WAITING)
         self._thread = threading.Thread(target=self._work, name="penstock-history", daemon=True)
         self._thread.start()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         if event.get("event") == run_view.RECORDED or event.get("event") in run_view.STORY:
-            with self._changed:
-                self._waiting.append(event)
-                self._changed.notify_all()
+            with contextlib.suppress(queue.Full):  # the disk hangs, or failed
+                self._waiting.put_nowait(event)
 
     def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
         self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
@@ -84,19 +80,10 @@ class HistoryWriter:
             own_folder(self._folder)
             _write_whole(self._folder / "description.json", {"version": VERSION, **self._describe()})
             logs = {kind: _Segments(self._folder, kind) for kind in (EPOCHS, STORY)}
-            while True:
-                with self._changed:
-                    while not self._waiting and not self._closing:
-                        self._changed.wait()
-                    if not self._waiting:
-                        return
-                    events = list(self._waiting)
-                    self._waiting.clear()
-                for event in events:
-                    logs[EPOCHS if event.get("event") == run_view.RECORDED else STORY].write(event)
+            while (event := self._waiting.get()) is not None:
+                logs[EPOCHS if event.get("event") == run_view.RECORDED else STORY].write(event)
         except Exception as error:
             log.warning("the job runs, but keeps no history: %s", error)
-            self._waiting = deque(maxlen=0)
 
 
 class _Segments:

@@ -101,15 +101,12 @@ class Remembered:
 
     def get(self, function: Callable[[], _T], default: _T) -> _T:
         last = self._last
-        if last is not None and time.monotonic() - last[0] < self._seconds:
-            return last[1]  # type: ignore[no-any-return]
         if not self._lock.acquire(timeout=self._seconds if last is None else 0):
             return default if last is None else last[1]
         try:
-            if self._last is last:  # no other thread has called it meanwhile
+            if self._last is None or time.monotonic() - self._last[0] >= self._seconds:
                 self._last = (time.monotonic(), function())
-            assert self._last is not None
-            return self._last[1]  # type: ignore[no-any-return]
+            return self._last[1]
         finally:
             self._lock.release()
 

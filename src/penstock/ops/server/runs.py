@@ -194,10 +194,7 @@ def report_facts(report: Report, past: Sequence[Ended] = ()) -> dict[str, Any]:
     """`past`: those that have ended, by the ledger."""
     return {
         "transactions": [*map(_open_facts, report.orphans), *map(_ended_facts, past)],
-        "unseen": [
-            *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
-            *({"query": query, "sink": sink, "why": "it cannot say"} for query, sink in report.silent),
-        ],
+        "unseen": report.not_asked(),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import os
@@ -55,7 +56,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     lifecycle = Lifecycle(job, registration)
     operations = Operations()
     view = RunView()
-    describe = _description(job.name, settings, insight)
+    describe = functools.cache(functools.partial(_describe, job.name, settings, insight))
     writer = _keep_history(registration.entry.id, view, describe)
     metrics = Metrics(view, registration, lifecycle, insight.positions if insight is not None else None)
     for listener in (view, lifecycle, writer, metrics):  # the view first: the others read it
@@ -109,20 +110,8 @@ def _keep_history(id: str, view: RunView, describe: Callable[[], Mapping[str, An
     return HistoryWriter(id, describe)
 
 
-def _description(name: str, settings: Settings, insight: Insight | None) -> Callable[[], Mapping[str, Any]]:
-    """Describes the job. The job is asked once, by a thread that may wait for Spark's answer."""
-    lock, body = threading.Lock(), dict[str, Any]()
-
-    def describe() -> Mapping[str, Any]:
-        with lock:
-            if not body:
-                body.update(_describe(name, settings, insight))
-            return body
-
-    return describe
-
-
-def _describe(name: str, settings: Settings, insight: Insight | None) -> dict[str, Any]:
+def _describe(name: str, settings: Settings, insight: Insight | None) -> Mapping[str, Any]:
+    """Asks the job, in a thread that may wait for Spark's answer."""
     try:
         plan = insight.plan() if insight is not None else {}
     except Exception as error:  # a job without a picture still runs
@@ -252,17 +241,17 @@ def names_of(listener: socket.socket, rest: Rest) -> tuple[str, ...]:
 def listen(bind_address: str, wanted: int) -> socket.socket:
     """On the wanted port, or on a free one where that is taken: a job is worth more than its port."""
     choices = socket.getaddrinfo(bind_address, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = min(choices, key=lambda choice: choice[0] != socket.AF_INET)  # as clients do
-    for port in dict.fromkeys((wanted, 0)):
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address[0], port, *address[2:]))
-            listener.listen(128)
-            return listener
-        except OSError as error:
-            listener.close()
-            if port == 0:
-                raise
-            log.warning("port %d is taken (%s); a free one is used", port, error)
-    raise AssertionError("a free port was tried last")
+    family, *_, address = min(choices, key=lambda choice: choice[0] != socket.AF_INET)  # as clients do
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+
+    def on(port: int) -> socket.socket:
+        place = (address[0], port, *address[2:])
+        return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=both)
+
+    try:
+        return on(wanted)
+    except OSError as error:
+        if wanted == 0:
+            raise
+        log.warning("port %d is taken (%s); a free one is used", wanted, error)
+        return on(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -48,33 +49,28 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
 
 def ui_application(access: Access, storages: Iterable[str] = (), names: Sequence[str] = ()) -> Application:
     runs = MachineRuns(storages)
-    return Application(runs, access, Steering(Operations()), names=names, forward=Forwarding(runs))
+    return Application(runs, access, Steering(Operations()), names=names, forward=partial(_forward, runs))
 
 
-class Forwarding:
+async def _forward(runs: MachineRuns, request: Request, id: str) -> Response | None:
     """Sends requests on to living runs. Where one does not answer, reads fall back on its history; changes fail."""
-
-    def __init__(self, runs: MachineRuns) -> None:
-        self._runs = runs
-
-    async def __call__(self, request: Request, id: str) -> Response | None:
-        entry = await run_in_threadpool(self._runs.entry, id)
-        if entry is None or not answers(entry):
+    entry = await run_in_threadpool(runs.entry, id)
+    if entry is None or not answers(entry):
+        return None
+    reading = request.method in ("GET", "HEAD")
+    safe = "what was decided is safe. Whether this was done is not known."
+    try:
+        return await _send(request, entry, READ_SECONDS if reading else WORK_SECONDS)
+    except TimeoutError:
+        # The job is there and works on it: to answer in its place would do the same work twice.
+        happened = f"Job {entry.name!r} has not answered in time."
+        return error_response(ControlError(happened, safe=safe, to_do="see its log for what it waits for."), 504)
+    except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
+        if reading:
             return None
-        reading = request.method in ("GET", "HEAD")
-        safe = "what was decided is safe. Whether this was done is not known."
-        try:
-            return await _send(request, entry, READ_SECONDS if reading else WORK_SECONDS)
-        except TimeoutError:
-            # The job is there and works on it: to answer in its place would do the same work twice.
-            happened = f"Job {entry.name!r} has not answered in time."
-            return error_response(ControlError(happened, safe=safe, to_do="see its log for what it waits for."), 504)
-        except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
-            if reading:
-                return None
-            happened = f"Job {entry.name!r} did not answer: {type(error).__name__}: {error}."
-            to_do = "see whether it still runs before you ask again."
-            return error_response(ControlError(happened, safe=safe, to_do=to_do), 502)
+        happened = f"Job {entry.name!r} did not answer: {type(error).__name__}: {error}."
+        to_do = "see whether it still runs before you ask again."
+        return error_response(ControlError(happened, safe=safe, to_do=to_do), 502)
 
 
 def answers(entry: Entry) -> bool:

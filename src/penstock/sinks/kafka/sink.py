@@ -168,7 +168,7 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         return KafkaLanes(self, scope, self._prefix(scope), query)
 
     def lane_jars(self) -> Sequence[Path]:
-        from penstock.supply.classes import compiled
+        from penstock.supply.jars import compiled
         from penstock.supply.versions import KAFKA_JARS
 
         return [compiled("penstock.sinks.kafka", "LaneWriter", [KAFKA_JARS])]

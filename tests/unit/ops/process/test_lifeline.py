@@ -88,13 +88,13 @@ def test_what_is_said_is_heard_bit_by_bit(supervisor: socket.socket) -> None:
     connect(supervisor)
     heard = Receiver(supervisor)
     assert heard.report() == DriverReport()
-    lifeline.report_ready()
+    lifeline.report(ready=True)
     assert heard.report() == DriverReport(ready=True)
     assert lifeline._line is not None
     lifeline._line.send(b'{"runn')
     assert heard.report() == DriverReport(ready=True)
     lifeline._line.send(b'ing": true}\n7\n')
-    lifeline.report_stopping()
+    lifeline.report(stopping=True)
     assert heard.report() == DriverReport(ready=True, running=True, stopping=True)
     assert not heard.ended
 
