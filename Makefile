@@ -25,7 +25,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ bench-sinks: setup ## A million rows into databases, files and tables, beside Sp
 
 bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens, what it costs a driver
 	$(BIN)/python bench/bench_page.py
+
+bench-json: setup ## Ways to parse JSON in one Spark session: processor time for a million rows
+	$(BIN)/python bench/bench_json.py
 
 bench-flink: setup ## Flink, Penstock and Spark's own sink in turn: throughput, latency, failover, start, savepoints (hours)
 	$(BIN)/python bench/bench_flink.py all

@@ -33,7 +33,7 @@ from penstock.errors import PenstockError
 from rounds import Found, Plan, Spread, console, interleave
 from servers import Broker
 from systems import Flink, Penstock, RealTime, SparkSink, System, has_standby
-from tasks import WORKS
+from tasks import JSON_WAY, WORKS
 
 HERE = Path(__file__).parent
 Cases = Iterator[tuple[str, Any]]  # each is kept as soon as it is measured
@@ -88,7 +88,9 @@ def parser() -> argparse.ArgumentParser:
     by_name["throughput"].add_argument("--work", nargs="+", choices=WORKS, default=WORKS)
     by_name["throughput"].add_argument("--rows", type=int, default=10_000_000)
     by_name["throughput"].add_argument("--epoch", type=int, default=1_000_000, help="rows of an epoch of Spark")
-    by_name["throughput"].add_argument("--json-way", default="plain", help="how Spark's frames do it, see json_ways.py")
+    by_name["throughput"].add_argument(
+        "--json-way", default=JSON_WAY, help="how Spark's frames do it, see json_ways.py"
+    )
     by_name["latency"].add_argument("--interval", nargs="+", type=int, default=[100, 200, 1000], help="milliseconds")
     by_name["latency"].add_argument("--warm-up", type=float, default=20, help="seconds after the first row")
     by_name["latency"].add_argument("--seconds", type=float, default=30, help="measured")
@@ -166,7 +168,7 @@ def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace
         )
 
     for work in options.work:
-        case = work if options.json_way == "plain" or work != "json" else f"{work} {options.json_way}"
+        case = work if options.json_way == JSON_WAY or work != "json" else f"{work} {options.json_way}"
         able = [system for system in systems if work != "keys" or not isinstance(system, RealTime)]
         yield case, compared("throughput", case, options, able, run(work))
 

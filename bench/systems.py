@@ -234,7 +234,9 @@ class RealTime(Penstock):
 
     @contextmanager
     def start(self, task: Task) -> Iterator[Run]:
-        with super().start(replace(task, latency=self._latency, interval=10.0, epoch_rows=None)) as run:
+        with super().start(
+            replace(task, latency=self._latency, interval=10.0, epoch_rows=None, json_way="plain")
+        ) as run:
             yield run
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 FIELDS: Mapping[str, str] = {"id": "bigint", "account": "string", "amount": "bigint", "pad": "string"}
 KEYS = 1_000_000
 WORKS = ("bytes", "json", "keys")
+#: Of `json_ways`: what docs/how-to/parse.md shows. The real-time mode runs no Python, and takes the plain one.
+JSON_WAY = "parsed"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Task:
     folder: str
     interval: float | None = None
     epoch_rows: int | None = None
-    json_way: str = "plain"  # of `json_ways`
+    json_way: str = JSON_WAY
     latency: str | None = None
 
     def write(self) -> Path:

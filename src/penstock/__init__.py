@@ -28,14 +28,15 @@ if typing.TYPE_CHECKING:
     from penstock.sources.files import FileSource
     from penstock.sources.kafka import KafkaSource
     from penstock.sources.socket import SocketSource
+    from penstock.spark.parse import Json, parse
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
-    "FileSource", "Guarantee", "IcebergSink", "Job", "KafkaSink", "KafkaSource", "Mode", "MySqlSink", "Outcome",
-    "PenstockError", "PostgresSink", "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource", "Source",
-    "StateBackend", "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once",
+    "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "KafkaSink", "KafkaSource", "Mode", "MySqlSink",
+    "Outcome", "PenstockError", "PostgresSink", "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource",
+    "Source", "StateBackend", "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once", "parse",
 ]  # fmt: skip
 
 _MODULES = {
@@ -46,7 +47,7 @@ _MODULES = {
     "job.job": "CheckpointInfo Job", "sinks.files": "FileSink", "sinks.kafka": "KafkaSink", "sinks.mysql": "MySqlSink",
     "sinks.postgres": "PostgresSink", "sinks.redis": "RedisSink", "sinks.tables": "DeltaSink IcebergSink",
     "sinks.write_ahead": "WriteAheadSink", "sources.datagen": "DataGenSource", "sources.files": "FileSource",
-    "sources.kafka": "KafkaSource", "sources.socket": "SocketSource",
+    "sources.kafka": "KafkaSource", "sources.socket": "SocketSource", "spark.parse": "Json parse",
 }  # fmt: skip
 _WHERE = {name: f"penstock.{module}" for module, names in _MODULES.items() for name in names.split()}
 

@@ -13,10 +13,10 @@ import penstock
 
 NAMES = [
     "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
-    "FileSource", "Guarantee", "IcebergSink", "Job", "KafkaSink", "KafkaSource", "Mode", "MySqlSink", "Outcome",
+    "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "KafkaSink", "KafkaSource", "Mode", "MySqlSink", "Outcome",
     "PenstockError", "PostgresSink",
     "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource", "Source", "StateBackend", "TwoPhaseSink",
-    "WriteAheadSink", "Writer", "exactly_once",
+    "WriteAheadSink", "Writer", "exactly_once", "parse",
 ]  # fmt: skip
 
 BLOCKED = """
