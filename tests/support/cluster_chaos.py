@@ -163,8 +163,8 @@ class Chaos:
         config, report = self.case.config, self.report
         assert config.copy_to is not None
         sent = self.case.source.rows
-        visible = [json.loads(row.value()) for row in read_committed(self.broker.servers, config.copy_to)]
-        found = copy_anomalies(sent, visible, self.case.epochs())
+        copied = [json.loads(row.value()) for row in read_committed(self.broker.servers, config.copy_to)]
+        found = copy_anomalies(sent, copied, self.case.epochs())
         report.rows = len(sent)
         report.lost, report.doubled = count_of(LOST, found), count_of(DUPLICATE, found)
         report.open = len(open_transactions(self.broker.servers, config.name))

@@ -25,7 +25,7 @@ if os.environ.get("PYTHONHASHSEED") != "0":
     os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
 
 from penstock.kafka.connections import kafka_python
-from tests.support.simulation.planted import BUGS, OF_SINKS, SPARE
+from tests.support.simulation.planted import BUGS, OF_SINKS, RARE, SPARE
 from tests.support.simulation.shrink import simplest, told
 from tests.support.simulation.stories import run_all
 from tests.support.simulation.world import chance, history
@@ -119,11 +119,11 @@ def find(name: str, most: int) -> tuple[str, int, float, int, str]:
     bug, began = BUGS[name], _cpu()
     for seed in range(most):
         with bug.planted():
-            anomalies = history(seed, bug.sinks, bug.modes).anomalies
-        if anomalies and not history(seed, bug.sinks, bug.modes).anomalies:
+            anomalies = history(seed, *bug.where).anomalies
+        if anomalies and not history(seed, *bug.where).anomalies:
             lasted = _cpu() - began
             with bug.planted():
-                _, faults, verdict = simplest(*chance(seed, bug.sinks, bug.modes), seed)
+                _, faults, verdict = simplest(*chance(seed, *bug.where), seed)
             return name, seed + 1, lasted, len(faults), verdict.anomalies[0]
     return name, most, _cpu() - began, -1, ""
 
@@ -133,7 +133,7 @@ def _find(given: tuple[str, int]) -> tuple[str, int, float, int, str]:
 
 
 def planted(most: int, workers: int, only: str) -> bool:
-    names = [name for name in BUGS if only in name and (only or name not in SPARE)]
+    names = [name for name in BUGS if only in name and (only or name not in {*SPARE, *RARE})]
     kafka_python()
     print(f"{'planted bug':<56} {'histories':>9} {'seconds':>8} {'faults':>6}  found as")
     missed = []

@@ -57,6 +57,7 @@ _STILL = {"pause", "stall"}
 
 SINKS = ("kafka", "postgres", "staged", "files", "s3")
 LOGGED = ("unaligned", "timeout", "concurrent")  # the modes with an in-flight log
+PROFILES = (*["mixed"] * 4, "takeovers", "takeovers", "losses", "powers", "queues", "twins", "answers")
 OFTEN = ("aligned", "aligned", "aligned", *LOGGED)
 
 
@@ -733,7 +734,9 @@ _KINDS = (
 )  # fmt: skip
 
 
-def chance(seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN) -> tuple[Setup, list[Fault]]:
+def chance(
+    seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN, profiles: Sequence[str] = PROFILES
+) -> tuple[Setup, list[Fault]]:
     """The setup and the faults of a history."""
     random = Random(seed)
     chosen = (
@@ -743,7 +746,7 @@ def chance(seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN
         sinks=tuple(chosen),
         mode=random.choice(modes),
         stateful=random.random() < 0.3,
-        lease=random.random() < 0.12,
+        lease=random.random() < 0.12 and profiles is PROFILES,
         permuted=random.random() < 0.2,
         tolerant=random.random() < 0.3,
         rows=random.choice((5, 8, 12)),
@@ -754,7 +757,7 @@ def chance(seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN
     classes += _CLASSES["inflight"] * (setup.mode != "aligned")
     if setup.lease and random.random() < 0.5:
         return setup, _leases(random)
-    profile = random.choice((*["mixed"] * 4, "takeovers", "losses", "powers", "queues", "twins", "answers"))
+    profile = random.choice(profiles)
     if profile in ("takeovers", "twins") and not setup.lease:
         setup = replace(setup, quantum=random.choice((1, 3, 9, 30)))
         return setup, (_takeovers if profile == "takeovers" else _twins)(random, chosen)
@@ -884,8 +887,10 @@ def _twins(random: Random, chosen: Sequence[str]) -> list[Fault]:
     return faults
 
 
-def history(seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN) -> Verdict:
-    return World(*chance(seed, sinks, modes), seed).run()
+def history(
+    seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN, profiles: Sequence[str] = PROFILES
+) -> Verdict:
+    return World(*chance(seed, sinks, modes, profiles), seed).run()
 
 
 def smaller(setup: Setup) -> list[Setup]:
