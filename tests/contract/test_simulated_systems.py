@@ -180,7 +180,7 @@ def epochs(sink: TwoPhaseSink, visible: Callable[[], list[int]], left: Callable[
     def prepare(generation: int, epoch: int, numbers: list[int], hints: Mapping[str, Any]) -> Committable | str:
         try:
             writer = sink.open_writer(WriterScope(scope(generation), epoch, 1, 0, next(tasks), hints))
-            writer.write(_batch(numbers).drop_columns(["__penstock_hash"]))
+            writer.write(_batch(tuple(numbers)).drop_columns(["__penstock_hash"]))
             return Committable("out", 0, len(numbers), 0, writer.pre_commit())
         except PenstockError as error:
             writer.abort()

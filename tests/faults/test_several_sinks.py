@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import failpoints
-from penstock.testing.oracle import Observation, compare, epoch_atomicity
+from penstock.testing.oracle import Observation, epoch_atomicity
 from tests.support.failpoint_actions import DRIVER
 from tests.support.jobs import split
 from tests.support.jobs.split import Split
@@ -25,6 +25,7 @@ from tests.support.kafka import Input, Tail, assert_nothing_open, create_topic
 from tests.support.processes import JobProcess
 from tests.support.servers.broker import Broker
 from tests.support.servers.postgres import Postgres
+from tests.support.verdicts import assert_none, number_anomalies
 from tests.support.waiting import until
 
 #: Where a run that is not to die waits to be looked at: all that was decided is visible, and no epoch has begun.
@@ -180,9 +181,8 @@ def test_three_sinks_agree_wherever_the_driver_is_killed(world: World, deadly: l
     assert compared >= len([point for point in deadly if point.startswith("epoch.")]), "looked after each of these"
 
     seen = world.settled()
-    for rows in seen.values():
-        verdict = compare([row.id for row in world.source.rows], [number for _, number in rows.elements()])
-        assert verdict.ok, verdict.lines()
+    for name, rows in seen.items():
+        assert_none(number_anomalies((row.id for row in world.source.rows), (n for _, n in rows.elements())), name)
     sizes = {sink: Counter(epoch for epoch, _ in rows.elements()) for sink, rows in seen.items()}
     atomic = epoch_atomicity(world.looks, sizes, dict.fromkeys(sizes, world.commits()))
     assert atomic.ok, atomic.lines()

@@ -9,11 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import confluent_kafka as ck
 
-from penstock.testing.oracle import compare, per_key_order
+from tests.support.verdicts import assert_none, copy_anomalies, total_anomalies
 from tests.support.waiting import until
 
 #: Neither open nor on its way to an end.
@@ -60,6 +61,7 @@ class Input:
 
     def __init__(self, servers: str, topic: str, keys: int = 20) -> None:
         self.topic, self.rows = topic, list[Row]()
+        self.places: dict[int, tuple[int, int]] = {}  # id: partition and offset, of its first copy
         self._servers, self._keys, self._count = servers, keys, Counter[str]()
 
     def feed(self, rows: int = 100, *, again: int = 0) -> None:
@@ -73,8 +75,12 @@ class Input:
             self._count[key] += 1
             row = Row(len(self.rows), key, self._count[key], (len(self.rows) * 7919) % 1000)
             self.rows.append(row)
-            producer.produce(self.topic, key=row.key, value=row.value)
+            producer.produce(self.topic, key=row.key, value=row.value, on_delivery=partial(self._delivered, row.id))
         assert producer.flush(60) == 0, "the broker did not take the input"
+
+    def _delivered(self, name: int, error: Any, message: Any) -> None:
+        if error is None:
+            self.places[name] = message.partition(), message.offset()
 
     def totals(self) -> dict[tuple[str, int], int]:
         """For each key and each n, the sum of its first n amounts."""
@@ -138,26 +144,17 @@ class Tail:
         self.close()
 
 
-def assert_copied(source: Input, servers: str, topic: str) -> None:
-    """The topic holds each input row exactly once, and each key's rows in their order."""
+def assert_copied(source: Input, servers: str, topic: str, epochs: Mapping[int, int] | None = None) -> None:
+    """The topic holds each input row exactly once, and each key's rows in their order. `epochs` has the epoch of
+    each id, so that a torn one is named."""
     rows = [json.loads(message.value()) for message in read_committed(servers, topic)]
-    verdict = compare([row.id for row in source.rows], [row["id"] for row in rows])
-    assert verdict.ok, verdict.lines()
-    order = per_key_order([row["key"] for row in rows], [row["number"] for row in rows])
-    assert order.ok, order.lines()
+    assert_none(copy_anomalies(source.rows, rows, epochs), f"{len(source.rows)} rows sent, {len(rows)} visible")
 
 
 def assert_counted(source: Input, servers: str, topic: str) -> None:
     """Each (key, n, total) is a true prefix of the input, none stands there twice, the last of each key is there."""
     rows = [json.loads(message.value()) for message in read_committed(servers, topic)]
-    truth = source.totals()
-    wrong = [row for row in rows if truth.get((row["key"], row["n"])) != row["total"]]
-    assert not wrong, f"{len(wrong)} of {len(rows)} totals are not true, such as {wrong[:5]}"
-    order = per_key_order([row["key"] for row in rows], [row["n"] for row in rows])
-    assert order.ok, order.lines()
-    last = {row["key"]: row["n"] for row in rows}
-    verdict = compare(Counter(row.key for row in source.rows), last)
-    assert verdict.ok, verdict.lines()
+    assert_none(total_anomalies(source.totals(), rows), f"{len(rows)} totals visible")
 
 
 def transactions(servers: str, prefix: str) -> dict[str, str]:

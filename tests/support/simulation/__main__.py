@@ -24,7 +24,8 @@ if os.environ.get("PYTHONHASHSEED") != "0":
     again = [sys.executable, "-m", "tests.support.simulation", *sys.argv[1:]]
     os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
 
-from tests.support.simulation.planted import BUGS, OF_PROTOCOL, OF_SINKS, RARE
+from penstock.kafka.connections import kafka_python
+from tests.support.simulation.planted import BUGS, OF_SINKS, RARE, SPARE
 from tests.support.simulation.shrink import simplest, told
 from tests.support.simulation.stories import run_all
 from tests.support.simulation.world import chance, history
@@ -55,6 +56,7 @@ class Tally:
 
 def _settle() -> None:
     """What was imported stays; what a history leaves is little, and collected now and then."""
+    kafka_python()
     logging.disable(logging.CRITICAL)
     gc.collect()
     gc.freeze()
@@ -78,6 +80,7 @@ def block(first: int) -> Tally:
 
 
 def simulate(first: int, histories: int, seconds: float, workers: int) -> Tally:
+    kafka_python()  # before the workers are forked, which would import it each
     total, began = Tally(), _clock()
     blocks = range(first, first + histories, _BLOCK)
     context = multiprocessing.get_context("fork")
@@ -97,7 +100,9 @@ def simulate(first: int, histories: int, seconds: float, workers: int) -> Tally:
     print(f"{total.steps:,} steps, {total.starts:,} starts of drivers, {sum(total.faults.values()):,} faults:")
     print("  " + ", ".join(f"{kind} {count:,}" for kind, count in total.faults.most_common()))
     print(f"ended with an error for an operator, as promised: {dict(total.reported) or 'none'}")
-    print(f"histories with anomalies: {len(total.failed)}")
+    print(f"seeds {first:,} to {first + total.histories - 1:,}; histories with anomalies: {len(total.failed)}")
+    if total.failed:
+        print(f"their seeds: {', '.join(map(str, sorted(total.failed)[:20]))}")
     return total
 
 
@@ -114,11 +119,11 @@ def find(name: str, most: int) -> tuple[str, int, float, int, str]:
     bug, began = BUGS[name], _cpu()
     for seed in range(most):
         with bug.planted():
-            anomalies = history(seed, bug.sinks).anomalies
-        if anomalies and not history(seed, bug.sinks).anomalies:
+            anomalies = history(seed, *bug.where).anomalies
+        if anomalies and not history(seed, *bug.where).anomalies:
             lasted = _cpu() - began
             with bug.planted():
-                _, faults, verdict = simplest(*chance(seed, bug.sinks), seed)
+                _, faults, verdict = simplest(*chance(seed, *bug.where), seed)
             return name, seed + 1, lasted, len(faults), verdict.anomalies[0]
     return name, most, _cpu() - began, -1, ""
 
@@ -128,7 +133,8 @@ def _find(given: tuple[str, int]) -> tuple[str, int, float, int, str]:
 
 
 def planted(most: int, workers: int, only: str) -> bool:
-    names = [name for name in BUGS if only in name and (only or name not in RARE)]
+    names = [name for name in BUGS if only in name and (only or name not in {*SPARE, *RARE})]
+    kafka_python()
     print(f"{'planted bug':<56} {'histories':>9} {'seconds':>8} {'faults':>6}  found as")
     missed = []
     with multiprocessing.get_context("fork").Pool(workers, _settle) as pool:
@@ -137,7 +143,9 @@ def planted(most: int, workers: int, only: str) -> bool:
                 missed.append(name)
             shown = anomaly[:70] if anomaly else "NOT FOUND"
             print(f"{name:<56} {histories:>9,} {seconds:>8.1f} {faults if anomaly else '':>6}  {shown}", flush=True)
-    print(f"{len(names) - len(missed)} of {len(names)} found (in all: protocol {OF_PROTOCOL}, sinks {OF_SINKS})")
+    of_sinks = [name for name in names if name in OF_SINKS]
+    found = f"{len(names) - len(missed)} of {len(names)} found"
+    print(f"{found}; {len(names) - len(of_sinks)} are of the protocol, {len(of_sinks)} of sinks")
     return not missed
 
 

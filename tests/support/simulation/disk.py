@@ -51,8 +51,9 @@ class Disk:
         return [name for name in self.names if name.startswith(start)]
 
     def entries(self, folder: str) -> list[str]:
-        length = len(folder) + 1 if folder else 0
-        return sorted({name[length:].partition("/")[0] for name in self.below(folder)})
+        start = f"{folder}/" if folder else ""
+        length = len(start)
+        return sorted({name[length:].partition("/")[0] for name in self.names if name.startswith(start)})
 
     # What is safe
 
@@ -61,9 +62,12 @@ class Disk:
         self.synced[number] = self.content[number]
 
     def sync_folder(self, folder: str) -> None:
-        start, length = f"{folder}/", len(folder) + 1
-        for name in [name for name in {*self.names, *self.safe} if name.startswith(start) and "/" not in name[length:]]:
-            self._settle(name)
+        start, length, names, safe = f"{folder}/", len(folder) + 1, self.names, self.safe
+        for name in [name for name in names if name.startswith(start) and name.find("/", length) < 0]:
+            safe[name] = names[name]
+        for name in [name for name in safe if name.startswith(start) and name.find("/", length) < 0]:
+            if name not in names:
+                del safe[name]
 
     def sync_below(self, folder: str) -> None:
         start = f"{folder}/"

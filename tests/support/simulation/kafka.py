@@ -49,9 +49,9 @@ class Cluster:
         self.aborted: set[int] = set()
         self.moved = 0
         self.away_until = 0.0
-        self.stale: dict[
-            int, tuple[float, dict[str, Transaction]]
-        ] = {}  # node: until when it answers from what it knew
+        self.stale_until, self.knew = 0.0, dict[str, Transaction]()  # what former coordinators answer, and until when
+        self.former: dict[str, int] = {}
+        self._asked = 0
         self._pid = self._serial = 0
 
     def visible(self) -> list[Any]:
@@ -73,11 +73,13 @@ class Cluster:
         """Nobody answers for a while; what is known is kept."""
         self.away_until = self._schedule.now + seconds
 
-    def fail_over(self) -> None:
-        """Every coordinator moves to the other broker; the former one goes on answering for a while."""
+    def fail_over(self, seconds: float = 0.02) -> None:
+        """Every coordinator moves to the other broker. The former one goes on answering for a while, from what it knew,
+        and some brokers still name it."""
         self._settle()
-        known = {name: replace(transaction) for name, transaction in self.ids.items()}
-        self.stale = {self.node(name): (self._schedule.now + 0.02, known) for name in self.ids}
+        self.knew = {name: replace(transaction) for name, transaction in self.ids.items()}
+        self.former = {name: self.node(name) for name in self.ids}
+        self.stale_until = self._schedule.now + seconds
         self.moved += 1
 
     def expire(self, spared: Callable[[], bool] = lambda: False) -> None:
@@ -98,6 +100,13 @@ class Cluster:
 
     def node(self, name: str) -> int:
         return (sum(map(ord, name)) + self.moved) % 2
+
+    def find(self, name: str) -> int:
+        """FindCoordinator: a broker that has not heard of the move names the former one."""
+        self._asked += 1
+        if self.stale_until > self._schedule.now and self._asked % 2:
+            return self.former.get(name, self.node(name))
+        return self.node(name)
 
     def init(self, name: str) -> tuple[int, int, int]:
         """InitProducerId of version 4: code, producer id, epoch."""
@@ -149,10 +158,11 @@ class Cluster:
 
     def describe(self, name: str, node: int) -> Any:
         self._settle()
-        until, knew = self.stale.get(node, (0.0, {}))
-        ids = knew if until > self._schedule.now else self.ids
-        if ids is self.ids and self.node(name) != node:
-            return SimpleNamespace(error_code=errors.NOT_COORDINATOR, transactional_id=name)
+        ids = self.ids
+        if self.node(name) != node:
+            if self.stale_until <= self._schedule.now or self.former.get(name) != node:
+                return SimpleNamespace(error_code=errors.NOT_COORDINATOR, transactional_id=name)
+            ids = self.knew
         known = ids.get(name)
         if known is None:
             return SimpleNamespace(error_code=errors.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=name)
@@ -225,7 +235,7 @@ class SimulatedConnections:
     def _findcoordinator(self, node: int | None, request: Any) -> tuple[str, Callable[[], Any]]:
         names, cluster = list(request.coordinator_keys), self._cluster
         return "ask coordinators", lambda: SimpleNamespace(
-            coordinators=[SimpleNamespace(key=name, error_code=0, node_id=cluster.node(name)) for name in names]
+            coordinators=[SimpleNamespace(key=name, error_code=0, node_id=cluster.find(name)) for name in names]
         )
 
     def _describetransactions(self, node: int | None, request: Any) -> tuple[str, Callable[[], Any]]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.checkpoint import inflight as logs
 from penstock.deadline import Deadline
-from penstock.engine import attempt, committers, coordinator, drainer, inflight, task
+from penstock.engine import attempt, committers, coordinator, drainer, driver, inflight, task
 from penstock.ops.process import lease_holder
 from penstock.sinks.files import s3
 from penstock.sinks.kafka import committer as kafka
@@ -37,6 +37,14 @@ class _Uncompressed(pa.ipc.IpcWriteOptions):  # type: ignore[misc]
 
 
 _READ, _open = pa.ipc.IpcReadOptions(use_threads=False), pa.ipc.open_stream
+
+
+_NO_FIELDS = contextlib.nullcontext()
+
+
+def _no_fields(**_: Any) -> Any:
+    """Nothing is logged, so no fields have to be bound to what is."""
+    return _NO_FIELDS
 
 
 class _Event:
@@ -219,6 +227,8 @@ def world_of(world: World) -> Iterator[None]:
         (time, "time", clock),
         (time, "sleep", lambda seconds: schedule.sleep(seconds)),
         (secrets, "token_hex", world.token),
+        (driver, "bound", _no_fields),
+        (drainer, "bound", _no_fields),
         (drainer, "threading", threads),
         (drainer, "ThreadPoolExecutor", InlinePool),
         (logs, "threading", threads),

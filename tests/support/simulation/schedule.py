@@ -23,14 +23,22 @@ LOSSES = {
     "late": "no answer comes, and the request arrives later",
     "twice": "the request arrives a second time, later",
     "outage": "the answer is lost, and the system is away for a while",
+    "delay": "the request arrives only after a while, and is answered",
+    "slow": "the answer comes after a while",
+    "partition": "from here on no request of this process arrives, for a while",
 }
 DEATHS = {
     "kill": "the process is killed just before",
     "killed": "the process is killed just after, before the answer",
     "orphan": "the process is killed, and the request arrives later",
     "lapse": "the process is killed just after, and is down for so long that what is open expires",
+    "oblivion": "the process is killed just after, and is down for so long that the other system forgets it",
+    "taken": "the process is killed just after, and a reader takes the finished files away",
 }
 _LATENCY = 0.001
+_SIZE = 0.1  # seconds for each unit of a delay, and of a partition
+_GIVES_UP = 5.0  # seconds after which a client waits no longer for an answer
+_CUT_OFF = 0.3  # seconds until a request of a process that is cut off fails
 
 
 class Killed(BaseException):
@@ -68,6 +76,7 @@ class Process:
     dead: bool = False
     until_step: int = 0
     until_time: float = 0.0
+    cut_off_until: float = 0.0
     memory: dict[str, Any] = field(default_factory=dict)  # for those who play a process: what dies with it
 
 
@@ -193,8 +202,9 @@ class Scheduler:
         self.lost(process)
 
     def forget_faults(self) -> None:
-        """From now on nothing goes wrong."""
+        """From now on nothing goes wrong, and what was on its way has arrived."""
         self._faults.clear()
+        self._deliver(all_=True)
 
     def tell(self, text: str) -> None:
         who = f"{self.current.process.name}: " if self.current is not None else ""
@@ -220,24 +230,36 @@ class Scheduler:
             self._deliver()
         if self._quantum and not steady:
             self._moved += 1
-            if self._moved >= self._quantum:
+            if self._moved >= self._quantum and self._another():
                 self._pause()
         if self.steps > self._most and not self._ending:
             raise Stuck(f"{label}: still not at its end after {self.steps} calls")
+        if lose is not None and process.cut_off_until > self.now:
+            self.sleep(_CUT_OFF)
+            raise lose()
         due = self._faults.pop((process.number, "", process.calls), [])
         due += self._faults.pop((process.number, kind, process.seen[kind]), [])
+        waits = 0.0
         for fault in due if not steady else [fault for fault in due if fault.kind in ("kill", "killed")]:
-            self._happen(fault, label, work, lose)
+            waits += self._happen(fault, label, work, lose)
         if process.dead:
             raise Killed
-        return work()
+        if not waits:
+            return work()
+        answer = work()
+        self.sleep(min(waits, _GIVES_UP))
+        if waits > _GIVES_UP:
+            assert lose is not None
+            raise lose()
+        return answer
 
     def _happen(
         self, fault: Fault, label: str, work: Callable[[], object], lose: Callable[[], Exception] | None
-    ) -> None:
+    ) -> float:
+        """How many seconds the answer takes; raises where there is none."""
         process, kind = self.process, fault.kind
         if kind in LOSSES and lose is None:
-            return
+            return 0.0
         self.applied.append(fault)
         if kind in DEATHS:
             self.tell(f"✗ {label} ({DEATHS[kind] if lose is not None or kind != 'orphan' else DEATHS['kill']})")
@@ -245,9 +267,9 @@ class Scheduler:
                 self._late.append((self.steps + fault.size, label, work))
             process.dead = True
             try:
-                if kind in ("killed", "lapse"):
+                if kind not in ("kill", "orphan"):
                     work()
-                if kind == "lapse":
+                if kind in ("lapse", "oblivion", "taken"):
                     self.interfere(fault)
             finally:
                 self.lost(process)
@@ -257,6 +279,14 @@ class Scheduler:
             self.tell(f"✗ {label} ({LOSSES[kind]})")
             if kind in ("late", "twice"):
                 self._late.append((self.steps + fault.size, label, work))
+            if kind == "slow":
+                return fault.size * _SIZE
+            if kind == "delay":
+                self.sleep(fault.size * _SIZE)
+                return 0.0
+            if kind == "partition":
+                process.cut_off_until = self.now + fault.size * _SIZE
+                self.lost(process)
             if kind in ("answer", "outage"):
                 work()
             if kind == "outage":
@@ -276,6 +306,7 @@ class Scheduler:
             self._pause()
         else:
             self.interfere(fault)
+        return 0.0
 
     def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """Let others move until `ready`, or so many seconds have passed; whether it is ready."""
@@ -292,6 +323,11 @@ class Scheduler:
 
     def sleep(self, seconds: float) -> None:
         self.wait(lambda: False, seconds)
+
+    def _another(self) -> bool:
+        """Whether an actor besides the one that moves could move now."""
+        self._moved = 0
+        return any(actor is not self.current and not actor.done and actor.runnable() for actor in self.actors)
 
     def _pause(self) -> None:
         actor = self.current

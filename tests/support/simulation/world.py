@@ -7,6 +7,7 @@ once it runs. Everything else of a driver is the real thing: `Coordinator`, `Led
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections import Counter
@@ -51,9 +52,13 @@ from tests.support.small_spark import _Frame, _Plan, barrier_text
 KEYS, WRITERS = 3, 2
 FAULTY = 4  # processes that faults may hit; later ones are left in peace
 LEASE_SECONDS = 6.0
+_FORGOTTEN = {"forget", "oblivion"}
+_STILL = {"pause", "stall"}
 
 SINKS = ("kafka", "postgres", "staged", "files", "s3")
-MODES = ("aligned", "unaligned", "timeout", "concurrent")
+LOGGED = ("unaligned", "timeout", "concurrent")  # the modes with an in-flight log
+PROFILES = (*["mixed"] * 4, "takeovers", "takeovers", "losses", "powers", "queues", "twins", "answers")
+OFTEN = ("aligned", "aligned", "aligned", *LOGGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +70,28 @@ class Setup:
     stateful: bool = False
     lease: bool = False
     permuted: bool = False
+    tolerant: bool = False
     rows: int = 12
     quantum: int = 0
 
     def __str__(self) -> str:
-        flags = [name for name in ("stateful", "lease", "permuted") if getattr(self, name)]
+        flags = [name for name in ("stateful", "lease", "permuted", "tolerant") if getattr(self, name)]
         return f"{'+'.join(self.sinks)}, {', '.join([self.mode, *flags])}, quantum {self.quantum}"
 
     @property
     def checkpoints(self) -> Checkpoints:
-        modes: dict[str, dict[str, Any]] = {
-            "aligned": {},
-            "unaligned": {"unaligned": True},
-            "timeout": {"unaligned": True, "aligned_timeout": 0.5},
-            "concurrent": {"max_concurrent": 3},
-        }
-        return Checkpoints(commit_timeout=10, abort_timeout=10, **modes[self.mode])
+        return _checkpoints(self.mode, 2 if self.tolerant else 0)
+
+
+@functools.cache
+def _checkpoints(mode: str, tolerable: int) -> Checkpoints:
+    modes: dict[str, dict[str, Any]] = {
+        "aligned": {},
+        "unaligned": {"unaligned": True},
+        "timeout": {"unaligned": True, "aligned_timeout": 0.5},
+        "concurrent": {"max_concurrent": 3},
+    }
+    return Checkpoints(commit_timeout=10, abort_timeout=10, tolerable_failures=tolerable, **modes[mode])
 
 
 @dataclass
@@ -249,7 +260,7 @@ class World:
                 self.schedule.run()
             except Stuck as stuck:
                 happened = {fault.kind for fault in self.schedule.applied}
-                if self.setup.mode != "aligned" and ("forget" in happened or self._doubtful(happened)):
+                if self.setup.mode != "aligned" and (happened & _FORGOTTEN or self._doubtful(happened)):
                     # The drainer asks for ever, and an operator must tell: see `penstock transactions resolve`.
                     self.reported = "OutcomeUnknown: an epoch in the in-flight log waits for an operator"
                 else:
@@ -306,7 +317,7 @@ class World:
             if not holder.wait():
                 return
             self._take(schedule.process)
-        previous, token = 0, f"run-{schedule.process.number}"
+        previous, token = 0, self._token(schedule.process)
         for attempt in range(6):
             spark = Spark(self, schedule.process)
             coordinator = spark.coordinator(previous, token)
@@ -339,23 +350,35 @@ class World:
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, errors.Superseded):
+            self._superseded()
             return
         if not self._excuse(error) and self.calm:
             self.violations.append(f"stuck: {type(error).__name__}: {str(error).splitlines()[0][:300]}")
+
+    def _superseded(self) -> None:
+        """Only another process may supersede one: a registration of its own is no newer run."""
+        newest = max(name for name in self.disk.entries("ledger/generations"))
+        facts = json.loads(self.disk.read(f"ledger/generations/{newest}") or b"{}").get("body", {})
+        if facts.get("run") == self._token(self.schedule.process):
+            self.violations.append(f"stuck: superseded by a registration of its own, {newest}")
+
+    @staticmethod
+    def _token(process: Process) -> str:
+        return f"run-{process.number}"
 
     def _excuse(self, error: Exception) -> bool:
         """Whether the other system has lost or forgotten what it had confirmed, and the job says so."""
         happened = {fault.kind for fault in self.schedule.applied}
         lost = any(isinstance(sink, _PostgresSink) and sink.database.lost for sink in self.sinks.values())
         gone = isinstance(error, errors.CommittedRowsLost | errors.PreCommitFailed) and lost
-        unknown = isinstance(error, errors.OutcomeUnknown) and ("forget" in happened or self._doubtful(happened))
+        unknown = isinstance(error, errors.OutcomeUnknown) and (happened & _FORGOTTEN or self._doubtful(happened))
         if gone or unknown or (lost and isinstance(error, errors.OutcomeUnknown)):
             self.reported = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         return bool(self.reported)
 
     def _doubtful(self, happened: set[str]) -> bool:
         """On S3 an upload that ends, or an object that is moved, within a commit is beyond proof."""
-        return "s3" in self.sinks and bool(happened & {"expire", "lapse", "reader"})
+        return "s3" in self.sinks and bool(happened & {"expire", "lapse", "oblivion", "reader", "taken"})
 
     # The lease
 
@@ -373,7 +396,7 @@ class World:
 
     def _take(self, process: Process) -> None:
         self.schedule.tell("has the lease")
-        for other in self.holders - {fault.process for fault in self.schedule.applied if fault.kind == "stall"}:
+        for other in self.holders - {fault.process for fault in self.schedule.applied if fault.kind in _STILL}:
             self.violations.append(f"two drivers hold the lease: process {other} lives")
         self.holders.add(process.number)
 
@@ -386,11 +409,15 @@ class World:
                 self._cut_power()
             case "stray":
                 self.schedule.process.memory["stray"] = True
-            case "reader":
+            case "double":
+                tell("✗ is taken for dead, though nothing is wrong with it")
+                self._lost(self.schedule.process)
+            case "reader" | "taken":
                 tell("✗ a reader takes the finished files away")
                 for sink in self.sinks.values():
                     if isinstance(sink, _ObjectSink):
                         sink.bucket.take_away()
+                        sink.bucket.completed.clear()  # by then it has forgotten how uploads ended
                 for name in [name for name in self.disk.names if name.startswith("out/part-")]:
                     self.disk.names[f"taken/{name[4:]}"] = self.disk.names.pop(name)
                     self.disk.sync_folder("out")
@@ -406,24 +433,29 @@ class World:
             cluster = sink.cluster
             if fault.kind in ("expire", "lapse"):
                 cluster.expire(spared)
+            elif fault.kind == "oblivion":
+                cluster.expire()
+                self.schedule.now += 1.0
+                cluster.forget()
             elif fault.kind in ("restart", "outage"):
                 cluster.restart(fault.size)
             elif fault.kind == "forget":
                 cluster.forget()
             else:
-                cluster.fail_over()
+                cluster.fail_over(fault.size * 0.02)
             tell(f"✗ Kafka: {fault.kind}")
         elif isinstance(sink, _PostgresSink) and fault.kind in ("restart", "outage"):
             tell("✗ PostgreSQL restarts")
             sink.database.restart(fault.size)
-        elif isinstance(sink, _PostgresSink) and fault.kind in ("expire", "lapse"):
+        elif isinstance(sink, _PostgresSink) and fault.kind in ("expire", "lapse", "oblivion"):
             tell("✗ an administrator rolls back prepared transactions")
             sink.database.roll_back(spared)
         elif isinstance(sink, _PostgresSink) and fault.kind == "failover":
             ends = sink.database.fail_over(fault.size)
             tell(f"✗ PostgreSQL fails over to a replica that lacks {fault.size} changes, {ends} of them commits")
-        elif isinstance(sink, _ObjectSink) and fault.kind in ("expire", "lapse"):
+        elif isinstance(sink, _ObjectSink) and fault.kind in ("expire", "lapse", "oblivion"):
             tell("✗ a rule of the bucket ends open uploads")
+            sink.bucket.completed.clear()
             sink.bucket.abort_all(spared)
         elif isinstance(sink, _ObjectSink) and fault.kind in ("restart", "outage"):
             sink.bucket.away_until = self.schedule.now + fault.size
@@ -628,7 +660,7 @@ class Spark:
         """As Spark runs a task: once more after a failure that may pass; twice, where it speculates."""
         tried = False
         while True:
-            rows = [_batch(numbers)] if numbers else []
+            rows = [_batch(tuple(numbers))] if numbers else []
             scope = WriterScope(
                 assignment.scope, epoch, assignment.attempt, writer, next(self.world._serial), assignment.hints
             )
@@ -656,7 +688,8 @@ class Spark:
         return max((int(name) for name in self._disk.entries(f"spark/{folder}") if name.isdigit()), default=-1)
 
 
-def _batch(numbers: Sequence[int]) -> pa.RecordBatch:
+@functools.cache
+def _batch(numbers: tuple[int, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array(numbers, pa.int64()),
@@ -696,11 +729,14 @@ _ENDINGS = {
 _KINDS = (
     *["kill"] * 10, *["killed"] * 10, *["orphan"] * 4, *["pause"] * 16, *["switch"] * 6, *["lose"] * 4, *["answer"] * 6,
     *["late"] * 4, "twice", *["outage"] * 5, *["power"] * 8, *["stray"] * 2, *["expire"] * 4, *["lapse"] * 8, "forget",
-    "restart", *["failover"] * 4, *["reader"] * 2,
+    "restart", *["failover"] * 4, *["reader"] * 2, *["delay"] * 4, *["slow"] * 4, *["partition"] * 4, *["double"] * 4,
+    *["oblivion"] * 2,
 )  # fmt: skip
 
 
-def chance(seed: int, sinks: Sequence[str] = SINKS) -> tuple[Setup, list[Fault]]:
+def chance(
+    seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN, profiles: Sequence[str] = PROFILES
+) -> tuple[Setup, list[Fault]]:
     """The setup and the faults of a history."""
     random = Random(seed)
     chosen = (
@@ -708,21 +744,31 @@ def chance(seed: int, sinks: Sequence[str] = SINKS) -> tuple[Setup, list[Fault]]
     )
     setup = Setup(
         sinks=tuple(chosen),
-        mode=random.choice(("aligned", "aligned", "aligned", *MODES[1:])),
+        mode=random.choice(modes),
         stateful=random.random() < 0.3,
-        lease=random.random() < 0.12,
+        lease=random.random() < 0.12 and profiles is PROFILES,
         permuted=random.random() < 0.2,
+        tolerant=random.random() < 0.3,
         rows=random.choice((5, 8, 12)),
         quantum=random.choice((0, 0, 0, 1, 3, 9, 30)),
     )
     classes = [*_CLASSES[""], *(name for kind in chosen for name in _CLASSES[kind])]
     classes += _CLASSES["stateful"] * setup.stateful + _CLASSES["lease"] * setup.lease * 3
     classes += _CLASSES["inflight"] * (setup.mode != "aligned")
-    profile = random.choice(("mixed", "mixed", "mixed", "takeovers", "losses"))
-    if profile == "takeovers" and not setup.lease:
-        return replace(setup, quantum=random.choice((1, 3, 9, 30))), _takeovers(random, chosen)
+    if setup.lease and random.random() < 0.5:
+        return setup, _leases(random)
+    profile = random.choice(profiles)
+    if profile in ("takeovers", "twins") and not setup.lease:
+        setup = replace(setup, quantum=random.choice((1, 3, 9, 30)))
+        return setup, (_takeovers if profile == "takeovers" else _twins)(random, chosen)
     if profile == "losses":
         return setup, _losses(random, chosen)
+    if profile == "answers":
+        return setup, _answers(random, chosen, classes)
+    if profile == "powers":
+        return setup, _powers(random, chosen, classes)
+    if profile == "queues" and setup.mode != "aligned":
+        return setup, _queues(random, chosen)
     faults, deaths = [], 0
     for _ in range(random.choice((0, 1, 2, 2, 3, 3, 4, 5))):
         kind = random.choice(_KINDS)
@@ -757,15 +803,94 @@ def _losses(random: Random, chosen: Sequence[str]) -> list[Fault]:
     classes = [name for kind in chosen for name in _ENDINGS[kind]] + ["create-epochs", "spark-commits"]
     return [
         Fault(
-            number, random.choice((1, 1, 2, 2, 3, 4)), random.choice((*["lapse"] * 3, "killed", "outage", "expire")),
+            number, random.choice((1, 1, 2, 2, 3, 4)),
+            random.choice((*["lapse"] * 3, "oblivion", "taken", "taken", "killed", "outage", "expire")),
             random.choice(classes), random.choice((1, 3, 20, 40)),
         )
         for number in range(1, random.choice((2, 3, 4)))
     ]  # fmt: skip
 
 
-def history(seed: int, sinks: Sequence[str] = SINKS) -> Verdict:
-    return World(*chance(seed, sinks), seed).run()
+def _powers(random: Random, chosen: Sequence[str], classes: Sequence[str]) -> list[Fault]:
+    """A driver that dies in the middle of a step, and then, once or twice, the power fails while the next one commits:
+    was the step safe by the time others had built on it?"""
+    steps = [
+        *["create-epochs"] * 3,
+        "create-generations",
+        "create-claims",
+        "spark-offsets",
+        "spark-commits",
+        *classes[:5],
+    ]
+    later = [*(name for kind in chosen for name in _ENDINGS[kind]), "create-epochs", "spark-commits", "sync"]
+    kind = random.choice((*["killed"] * 3, "kill", "power"))
+    first = Fault(1, random.choice((1, 1, 2, 3)), kind, random.choice(steps))
+    cuts = range(2, 2 + random.choice((1, 1, 2)))
+    return [first, *(Fault(n, random.choice((1, 1, 2, 2, 3, 4)), "power", random.choice(later)) for n in cuts)]
+
+
+def _answers(random: Random, chosen: Sequence[str], classes: Sequence[str]) -> list[Fault]:
+    """One driver on a bad line: it lives, and its requests and answers are lost, late and repeated."""
+    kinds = ["lose", "answer", "answer", "late", "late", "late", "twice", "slow", "delay", "outage"]
+    kinds += ["failover", "failover", "killed"] if "kafka" in chosen else []
+    ends = [name for kind in chosen for name in _ENDINGS[kind]]
+    again = [Fault(1, 2, "answer", "create-generations")] * (random.random() < 0.3)
+    return again + [
+        Fault(
+            random.choice((1, 1, 1, 2)), random.choice((1, 1, 2, 2, 3)), random.choice(kinds),
+            random.choice(ends if random.random() < 0.5 else [*classes, *["create-generations"] * 4]),
+            random.randint(1, random.choice((10, 40, 90))),
+        )
+        for _ in range(random.choice((2, 3, 4, 5)))
+    ]  # fmt: skip
+
+
+def _leases(random: Random) -> list[Fault]:
+    """A holder that is cut off, or stands still, for about as long as its lease lasts; and a standby beside it."""
+    return [
+        Fault(
+            random.choice((1, 1, 2, 3)), random.choice((1, 2, 2, 3, 4)),
+            kind := random.choice(("partition", "partition", "stall", "kill", "killed", "answer", "late", "lose")),
+            random.choice(("create-lease", "create-lease", "list-lease", "create-epochs", "spark-commits")),
+            random.choice((3, 6, 8, 12) if kind == "stall" else (20, 50, 70, 100, 150)),
+        )
+        for _ in range(random.choice((1, 2, 3)))
+    ]  # fmt: skip
+
+
+def _queues(random: Random, chosen: Sequence[str]) -> list[Fault]:
+    """A sink that does not answer for a while, so that epochs wait for it in the in-flight log; then a driver dies,
+    or stands still, while it works that off."""
+    sinks = [name for kind in chosen for name in (*_CLASSES[kind], *_ENDINGS[kind], *_ENDINGS[kind])]
+    first = Fault(
+        1, random.choice((1, 1, 2, 3, 4)), random.choice(("outage", "outage", "delay", "late", "partition", "lapse")),
+        random.choice(sinks), random.choice((2, 5, 10, 20, 40, 80)),
+    )  # fmt: skip
+    ends = [
+        Fault(
+            number, random.choice((1, 1, 2, 3)), random.choice(("kill", "killed", *["pause"] * 3, "double", "late")),
+            random.choice((*_CLASSES["inflight"], *sinks)), random.choice((5, 20, 40, 80, 150, 300)),
+        )
+        for number in range(1, random.choice((2, 3, 4)))
+    ]  # fmt: skip
+    return [first, *ends]
+
+
+def _twins(random: Random, chosen: Sequence[str]) -> list[Fault]:
+    """Two drivers that start within a few calls of each other, and go on side by side."""
+    classes = [*_CLASSES["fencing"], *(name for kind in chosen for name in _ENDINGS[kind])]
+    faults = [Fault(1, random.randint(1, random.choice((4, 20, 80))), "double")]
+    for number in range(1, random.choice((1, 2, 3, 4))):
+        kind = random.choice(("killed", "kill", "pause", "double", "answer", "slow", "partition"))
+        size = random.choice((1, 5, 20, 60, 150))
+        faults.append(Fault(number, random.choice((1, 1, 2, 2, 3)), kind, random.choice(classes), size))
+    return faults
+
+
+def history(
+    seed: int, sinks: Sequence[str] = SINKS, modes: Sequence[str] = OFTEN, profiles: Sequence[str] = PROFILES
+) -> Verdict:
+    return World(*chance(seed, sinks, modes, profiles), seed).run()
 
 
 def smaller(setup: Setup) -> list[Setup]:
@@ -775,6 +900,7 @@ def smaller(setup: Setup) -> list[Setup]:
         replace(setup, sinks=setup.sinks[1:] or setup.sinks),
         replace(setup, stateful=False),
         replace(setup, permuted=False),
+        replace(setup, tolerant=False),
         replace(setup, lease=False),
         replace(setup, quantum=0),
         replace(setup, rows=5),
