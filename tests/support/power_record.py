@@ -27,8 +27,9 @@ import random
 import re
 import shutil
 import stat
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ ROOT = "PENSTOCK_TEST_POWER"  # the folder that loses what is not synced
 FORGETS = "PENSTOCK_TEST_POWER_FORGETS"  # a planted bug: a sync of a path that this expression finds does nothing
 APART = "PENSTOCK_TEST_POWER_APART"  # set: the file system is never synced as one, as with FUSE
 HOOK = Path(__file__).with_name("power_hook")
+_CHECKOUT = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "src")]
 
 Place = tuple[str, str]  # a folder's identity, and a name in it
 Event = dict[str, Any]
@@ -96,10 +98,10 @@ class Recorder:
 
 def install() -> None:
     """From now on this process records its syncs, as the environment asks."""
-    from penstock.storage import local
+    from penstock.storage import durable, local
 
     recorder = Recorder(Path(os.environ[ROOT]), os.environ.get(FORGETS, ""))
-    sync_file_system = local.sync_file_system
+    sync_file_system = durable.sync_file_system
     for name in ("fsync", "fdatasync"):
         setattr(os, name, recorder.fsync)
     functions: dict[str, Any] = {"sync_file_system": lambda path: recorder.sync_file_system(path, sync_file_system)}
@@ -187,6 +189,16 @@ class Cut:
     returned: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
+    @classmethod
+    def between(cls, seed: int, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Cut:
+        """From the files that were there to those that are."""
+        return cls(
+            seed,
+            sorted(before.keys() - after.keys()),
+            sorted(after.keys() - before.keys()),
+            sorted(name for name in before.keys() & after.keys() if before[name] != after[name]),
+        )
+
     @property
     def count(self) -> int:
         return len(self.lost) + len(self.returned) + len(self.damaged)
@@ -209,8 +221,13 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For a process that records its syncs; its `PYTHONPATH` must also begin with `HOOK`."""
-        return {ROOT: str(self.root), **{name: value for name, value in self._flags.items() if value}}
+        """For a process of the job, so that it and all that it starts record their syncs."""
+        path = os.pathsep.join([str(HOOK), *_CHECKOUT, *filter(None, [os.environ.get("PYTHONPATH")])])
+        flags = {name: value for name, value in self._flags.items() if value}
+        return {ROOT: str(self.root), "PYTHONPATH": path, **flags}
+
+    def close(self) -> None:
+        """Nothing has to be undone."""
 
     def cut(self, seed: int) -> Cut:
         """The power fails and comes back; no process of the job may live. Seed 0 undoes all that can be undone. Seed 1
@@ -221,13 +238,7 @@ class Machine:
         for _, node in sorted(tree.paths().items()):
             if node not in tree.folders and node not in tree.content:
                 tree.content[node] = chance.content(durable.content.get(node), present.content.get(node))
-        before, after = present.files(), tree.files()
-        cut = Cut(
-            seed,
-            sorted(before.keys() - after.keys()),
-            sorted(after.keys() - before.keys()),
-            sorted(name for name in before.keys() & after.keys() if before[name] != after[name]),
-        )
+        cut = Cut.between(seed, present.files(), tree.files())
         for entry in self.root.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         tree.write(self.root)
@@ -244,6 +255,52 @@ class Machine:
             else:
                 tree.content[event["node"]] = self._record.content(event["content"])
         return tree
+
+
+class RealDisk:
+    """The same of a real file system: an ext4 in a file. What was not synced is not in that file yet, so the power
+    fails by a copy of it. The seed decides nothing, Linux does."""
+
+    def __init__(self, folder: Path, megabytes: int = 200) -> None:
+        self.root = folder / "disk"
+        self.cuts: list[Cut] = []
+        self.environment: dict[str, str] = {}
+        self._image = folder / "disk.img"
+        self.root.mkdir(parents=True)
+        with self._image.open("wb") as file:
+            file.truncate(megabytes << 20)
+        _command("mkfs.ext4", "-q", "-F", str(self._image))
+        self._mount()
+
+    @staticmethod
+    def works(folder: Path) -> bool:
+        """Whether this user may mount such a disk."""
+        try:
+            RealDisk(folder, 20).close()
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        return True
+
+    def cut(self, seed: int) -> Cut:
+        copy = self._image.with_suffix(".copy")
+        _command("cp", "--sparse=always", str(self._image), str(copy))
+        before = _Tree.walk(self.root).files()
+        self.close()
+        copy.replace(self._image)
+        self._mount()
+        self.cuts.append(Cut.between(seed, before, _Tree.walk(self.root).files()))
+        return self.cuts[-1]
+
+    def close(self) -> None:
+        _command("umount", str(self.root))
+
+    def _mount(self) -> None:
+        # Linux commits its journal by itself after so many seconds, by default 5.
+        _command("mount", "-o", "loop,commit=3600", str(self._image), str(self.root))
+
+
+def _command(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
 
 
 @dataclass

@@ -12,8 +12,7 @@ import pytest
 
 from penstock.storage import durable
 from penstock.storage.local import LocalStorage
-from tests.support.power_record import HOOK, Machine, Recorder
-from tests.support.processes import ROOT
+from tests.support.power_record import Machine, RealDisk, Recorder
 
 SEEDS = range(40)
 
@@ -198,10 +197,23 @@ def test_processes_record_their_syncs_by_themselves(tmp_path: Path, apart: bool)
     """Those of the file system, those of a forked child, and with a planted bug none of the ledger's."""
     for forgets, kept in (("", {"ledger/decision"}), ("/ledger", set[str]())):
         machine = Machine(tmp_path / f"disk{forgets.strip('/')}", forgets=forgets, apart=apart)
-        path = os.pathsep.join([str(HOOK), str(ROOT), str(ROOT / "src")])
-        environment = {**os.environ, **machine.environment, "PYTHONPATH": path}
+        environment = {**os.environ, **machine.environment}
         subprocess.run([sys.executable, "-c", PROGRAM, str(machine.root)], env=environment, check=True)
         before = texts(machine)
         assert len(before) == 4
         machine.cut(0)
         assert texts(machine).keys() == {"spark/before", "out/by a child"} | kept
+
+
+def test_a_real_file_system_forgets_too(tmp_path: Path) -> None:
+    if not RealDisk.works(tmp_path / "probe"):
+        pytest.skip("this user may not mount a file system")
+    disk = RealDisk(tmp_path / "real", 20)
+    try:
+        LocalStorage(disk.root / "ledger").create("decision", b"decided")
+        write(disk.root / "state", "never synced")
+        cut = disk.cut(0)
+        assert (disk.root / "ledger" / "decision").read_text() == "decided"
+        assert cut.lost + cut.damaged == ["state"]
+    finally:
+        disk.close()
