@@ -54,6 +54,7 @@ class PowerWorld:
                 PATIENCE,
             )
             assert marker.exists(), f"{point} was never passed; exit {run.status}\n{self.story()}\n{run.tail(60)}"
+            run.stop_all()  # so that no process outlives another
             run.kill()
         for passed in self._once.iterdir():
             passed.unlink()
