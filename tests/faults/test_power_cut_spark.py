@@ -5,30 +5,25 @@ played."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock import failpoints
-from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS
 from penstock.savepoints.savepoint import read, verify
 from penstock.storage.local import LocalTree
 from penstock.testing.anomalies import DUPLICATE
-from tests.faults.test_savepoint_kills import ask, taken
+from tests.faults.test_savepoint_kills import ask
 from tests.support.failpoint_actions import LOGGED
-from tests.support.fault_case import SCRIPT, Case
+from tests.support.fault_case import Case
 from tests.support.jobs.power import PowerJob
 from tests.support.power_record import Machine, RealDisk
 from tests.support.power_world import PATIENCE, PowerWorld
 from tests.support.run_job import Kafka
 from tests.support.servers.broker import Broker
-from tests.support.supervised import OFTEN, Supervised
-from tests.support.waiting import until
 
 #: In the order of an epoch. Up to its decision, a job that starts again is in its first epoch again.
 UNDECIDED = [
@@ -182,7 +177,7 @@ def test_into_kafka(broker: Broker, tmp_path: Path, plan: str) -> None:
     finish(world)
 
 
-# Jobs from Kafka to Kafka, with and without state
+# Jobs from Kafka to Kafka
 
 
 @pytest.fixture
@@ -193,25 +188,8 @@ def machine(tmp_path: Path) -> Machine:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [0, 2])
-def test_from_kafka_with_two_queries(case: Callable[..., Case], machine: Machine, seed: int) -> None:
-    world = case(count=True, storage=str(machine.root / "checkpoints"))
-    for number, point in enumerate([*UNDECIDED[4:], *DECIDED, *COMMITTING]):
-        world.source.feed(100)
-        (world.once / point).unlink(missing_ok=True)
-        rules = {point: "hang"} | ({"epoch.precommitted": "raise"} if point == "epoch.aborted" else {})
-        run = world.start(rules, **machine.environment)
-        world.wait_acted(point, run, PATIENCE)
-        run.kill()
-        machine.cut(seed + number)
-    world.source.feed(100)
-    world.finish(world.start(**machine.environment))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [0, 2])
-def test_during_a_savepoint_and_a_restore(case: Callable[..., Case], machine: Machine, seed: int) -> None:
-    """What a cut leaves of a savepoint is whole or is refused; what it leaves of a restore is restored anew."""
+def test_during_a_savepoint(case: Callable[..., Case], machine: Machine, seed: int) -> None:
+    """What a cut leaves of it is whole or is refused."""
     world = case(count=True, storage=str(machine.root / "checkpoints"))
     folder = machine.root / "savepoints"
     for number, point in enumerate(name for name, where in POINTS.items() if where == "savepoint"):
@@ -224,44 +202,5 @@ def test_during_a_savepoint_and_a_restore(case: Callable[..., Case], machine: Ma
         for left in folder.glob("*"):
             with contextlib.suppress(SavepointIncomplete):
                 verify(LocalTree(left), read(LocalTree(left)))
-    run = world.start(**machine.environment)
-    world.wait_visible(run, PATIENCE)
-    savepoint = taken("stop", world.config.name, "-p", str(folder))
-    assert run.wait() == 0, run.tail()
-    machine.cut(0)
-    verify(LocalTree(savepoint), read(LocalTree(savepoint)))
-    for number, point in enumerate(name for name, where in POINTS.items() if where == "restore"):
-        wish = {"execution.state-recovery.path": str(savepoint), "penstock.restore-id": f"{number:032x}"}
-        options = {OPTIONS_VARIABLE: json.dumps({**wish, "parallelism.default": 2 + number % 2})}
-        run = world.start({point: "crash"}, **machine.environment, **options)
-        assert run.wait(PATIENCE) == -9, run.tail()
-        machine.cut(seed + number)
-    run = world.start(**machine.environment, **options)
-    world.source.feed(100)
-    world.finish(run)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("point", ["recover.registered", "recover.claimed", "recover.committed", "recover.finished"])
-def test_while_a_standby_takes_over(case: Callable[..., Case], machine: Machine, point: str) -> None:
-    """The driver dies after a decision, the standby takes over, and the power fails in its recovery."""
-    world = case(rows_per_epoch=100, storage=str(machine.root / "checkpoints"))
-    markers = [world.once / name for name in ("epoch.decided", point)]
-    for marker in markers:
-        marker.touch()
-    rules = {failpoints.VARIABLE: f"epoch.decided=crash;{point}=hang", failpoints.ONCE: str(world.once)}
-    config = world.config.write(world.folder / "config.json")
-    arguments = [*OFTEN, "--standby", str(SCRIPT), str(config)]
-    with Supervised(world.folder, arguments, {**machine.environment, **rules}) as run:
-        world.source.feed(100)
-        world.wait_visible(run, PATIENCE)
-        until(lambda: any(map(run.ready, run.standbys)), run.tail, PATIENCE)
-        for marker in markers:
-            marker.unlink()
-        world.source.feed(100)
-        until(lambda: world.acted(point), run.tail, PATIENCE)
-        run.kill()
-    machine.cut(2)
     world.source.feed(100)
     world.finish(world.start(**machine.environment))
