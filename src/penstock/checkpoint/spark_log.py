@@ -3,9 +3,9 @@
 Batch N is pending when `offsets/N` exists and `commits/N` does not. After every task of N has finished, state version
 N+1 is on disk; writing `commits/N` then makes Spark go on with N+1 as if it had not died in between.
 
-Spark syncs none of its files. After a power cut the newest ones may be gone, or there and empty (*torn*); a torn file
-counts as not there. What the ledger has of them is written again by `log_repair`. The same holds for the first file of
-a source, and for the log of one that reads files.
+Spark syncs none of its files. After a power cut the newest ones may be gone, or there and empty or cut (*torn*); a torn
+file counts as not there. What the ledger has of them is written again by `log_repair`. The same holds for the first
+file of a source, and for the log of one that reads files.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _LANES_VERSION = 1
 
 _V1 = "v1"
 _VERSION = re.compile(rb"^v\d+$")
+_COMMIT = re.compile(rb'^v1\n\s*{\s*"nextBatchWatermarkMs"\s*:\s*(-?\d+)\s*}\s*$')
 _NOTE = re.compile(r"^(\d+)(?:\.compact)?$")  # of a source: where it began, or files it reads
 
 
@@ -113,11 +114,11 @@ class SparkLog:
 
     def noted_id(self) -> str | None:
         """What Spark's own note says of it now: another driver may have written over that, see `log_repair`."""
-        if not (data := self.storage.read(QUERY_ID)):  # empty: torn
+        if (data := self.storage.read(QUERY_ID)) is None or _is_cut(data):
             return None
         try:
             return str(json.loads(data)["id"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise self._unreadable(QUERY_ID) from error
 
     def belongs_to(self, query: str) -> None:
@@ -150,8 +151,8 @@ class SparkLog:
             newest_whole = self._newest(folder)
             names += [f"{folder}/{number}" for number in self._numbers(folder) if number > newest_whole]
         newest = [max(notes)[1] for source in self.names(SOURCES) if (notes := self._notes(layout.source(source)))]
-        names += [name for name in newest if self.storage.read(name) == b""]
-        return names + [QUERY_ID] * (self.storage.read(QUERY_ID) == b"")
+        names += [name for name in newest if _is_torn_note(self.storage.read(name))]
+        return names + [QUERY_ID] * _is_cut(self.storage.read(QUERY_ID))
 
     def damaged(self) -> bool:
         """Whether Spark cannot go on from its log: files are torn, or missing in its middle."""
@@ -172,7 +173,7 @@ class SparkLog:
             noted = str(index) in folders or not folders
             if noted and reads_files(offset):
                 notes = sorted(self._notes(layout.source(index)), reverse=True)
-                newest = next((number for number, name in notes if self.storage.read(name)), -1)
+                newest = next((number for number, name in notes if not _is_torn_note(self.storage.read(name))), -1)
                 if newest < offset["logOffset"]:
                     return False
         return True
@@ -229,8 +230,7 @@ class SparkLog:
 
     def committed_watermark(self, epoch: int) -> int | None:
         """The watermark in `commits/N`, None where there is no such file or it is of a format we do not know."""
-        data = self.storage.read(layout.commits(epoch))
-        return None if data is None else _watermark(data)
+        return _watermark(self.storage.read(layout.commits(epoch)) or b"")
 
     def closed_up_to(self, epoch: int) -> int | None:
         """The watermark that `commits/N` leads to, in any format that says it; None where it cannot be seen."""
@@ -379,12 +379,20 @@ def _is_torn(data: bytes) -> bool:
     version, _, body = data.partition(b"\n")
     if not _VERSION.match(version):
         return True
-    if version != _V1.encode():
-        return False
+    lines = body.rstrip(b"\n").split(b"\n")
+    return version == _V1.encode() and any(line != b"-" and _is_cut(line) for line in lines)
+
+
+def _is_torn_note(data: bytes | None) -> bool:
+    """The same of a source's note. It may be no JSON; Kafka's begins with a zero byte."""
+    text = b"-" if data is None else data.lstrip(b"\0")
+    return text.strip() in (b"", b"v", b"v1") or (text.startswith((b"v1\n{", b"v1\n[")) and _is_torn(text))
+
+
+def _is_cut(text: bytes | None) -> bool:
+    """Whether this is not the whole of a JSON text."""
     try:
-        for line in body.decode().rstrip("\n").split("\n"):
-            if line != "-":
-                json.loads(line)
+        json.loads(b"{}" if text is None else text)
     except ValueError:
         return True
     return False
@@ -392,11 +400,5 @@ def _is_torn(data: bytes) -> bool:
 
 def _watermark(data: bytes) -> int | None:
     """The watermark of a v1 commit with nothing in it that we do not know how to write."""
-    version, _, body = data.decode(errors="replace").partition("\n")
-    if version != _V1:
-        return None
-    with contextlib.suppress(ValueError):
-        parsed = json.loads(body)
-        if isinstance(parsed, dict) and parsed.keys() == {"nextBatchWatermarkMs"}:
-            return int(parsed["nextBatchWatermarkMs"])
-    return None
+    commit = _COMMIT.match(data)
+    return None if commit is None else int(commit[1])
