@@ -11,6 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes, each with files, brokers and servers of its own. One after the other: make test SIDE_BY_SIDE=
 SIDE_BY_SIDE ?= -n 2 --dist loadfile --no-loadscope-reorder
 MINUTES ?= 10
+FAULTS ?= 200
 HISTORIES ?= 20000
 SEED ?= 0
 SOAK ?= --rows 5000000 --kills 60
@@ -25,7 +26,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +145,9 @@ bench: setup ## All benchmarks but the one beside Flink
 
 chaos-cluster: setup ## Kill executors, workers, master, driver and broker of a job on a Spark cluster: make chaos-cluster MINUTES=10
 	$(BIN)/python -m tests.support.cluster_chaos --minutes $(MINUTES)
+
+chaos-real-time: setup ## Kill, pause and cut off real-time jobs at random, and judge every row: make chaos-real-time FAULTS=200 SEED=0 ON="--brokers 3 --cluster"
+	$(BIN)/python -m tests.support.real_time_chaos --faults $(FAULTS) --seed $(SEED) $(ON)
 
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
 	$(BIN)/penstock demo $(SOAK)

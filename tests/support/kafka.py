@@ -189,7 +189,7 @@ def assert_nothing_open(servers: str, prefix: str) -> None:
     assert open_transactions(servers, prefix) == []
 
 
-def _consumer(servers: str) -> Any:
+def _consumer(servers: str, **more: Any) -> Any:
     return ck.Consumer(
         {
             "bootstrap.servers": servers,
@@ -200,6 +200,7 @@ def _consumer(servers: str) -> Any:
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 20,
             "reconnect.backoff.max.ms": 500,
+            **more,
         }
     )
 

@@ -1,4 +1,7 @@
-"""A way to a Kafka broker on which chosen requests get stuck and arrive late, as they may on any network."""
+"""Ways to a Kafka broker on which requests get stuck, arrive late, or do not arrive, as they may on any network.
+
+`Proxy` knows Kafka's frames and holds chosen requests. `Cable` knows bytes alone: it is cut, stalls, or loses answers.
+"""
 
 from __future__ import annotations
 
@@ -91,6 +94,87 @@ class Proxy:
                 break
         _shut(client)
         _shut(broker)
+
+
+class Cable:
+    """Between clients and a broker whose listener at `port` is advertised as `self.port`.
+
+    `cut`: connections are closed, and new ones too. `stall`: what is sent waits, and arrives late. `deafen`: requests
+    arrive, and answers are lost; the connections are closed at the end. `mend` ends all of them.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._broker = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._is_cut = self._is_deaf = False
+        self._moves = threading.Event()
+        self._moves.set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self._close_all()
+
+    def stall(self) -> None:
+        self._moves.clear()
+
+    def deafen(self) -> None:
+        self._is_deaf = True
+
+    def mend(self) -> None:
+        if self._is_deaf:
+            self._close_all()  # an answer that was lost leaves a gap in the stream
+        self._is_cut = self._is_deaf = False
+        self._moves.set()
+
+    def close(self) -> None:
+        _shut(self._listener)
+        self._is_cut = True
+        self._moves.set()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        with self._lock:
+            connections, self._open = self._open, set()
+        for each in connections:
+            _shut(each)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                broker = socket.create_connection(("127.0.0.1", self._broker), 30)
+            except OSError:  # it is not there at the moment
+                _shut(client)
+                continue
+            broker.settimeout(None)
+            for each in (client, broker):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._open |= {client, broker}
+            if self._is_cut:
+                self._close_all()
+            threading.Thread(target=self._carry, args=(client, broker, False), daemon=True).start()
+            threading.Thread(target=self._carry, args=(broker, client, True), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                self._moves.wait()
+                if not (answers and self._is_deaf):
+                    target.sendall(data)
+        except OSError:
+            pass
+        with self._lock:
+            self._open -= {source, target}
+        _shut(source)
+        _shut(target)
 
 
 def _frame(connection: socket.socket) -> bytes | None:

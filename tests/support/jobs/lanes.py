@@ -1,14 +1,18 @@
-"""A real-time query through lanes, without a job around it: opens the lanes as generation GENERATION, starts Spark at
-their marks, and runs until it is killed or a line comes in.
+"""Real-time queries through lanes, without a job around them, one after the other in one Spark session.
 
-    python -m tests.support.jobs.lanes '{"servers": …, "source": …, "sink": …, "uid": …, "generation": 1, …}'
+    python -m tests.support.jobs.lanes TRACE
 
-Prints a line of JSON for each thing that happens: `opened`, `started`, `failed`, `stopped`.
+Each line of input is a request in JSON: `{"run": 1, "servers": …, "source": …, "sink": …, "uid": …, "generation": 1,
+…}` opens the lanes as that generation, starts Spark at their marks, and runs until `{"stop": 1}` comes or the query
+fails. Prints a line of JSON for each thing that happens: `ready`, then with the number of the run `opened`, `started`,
+and `failed` or `stopped`. The writers' traces begin with TRACE. A failpoint counts in the first run alone, because Java
+reads it once.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import sys
 import tempfile
 import threading
@@ -19,10 +23,11 @@ from penstock.contracts.lanes import Lane, Mark
 from penstock.contracts.sink import SinkScope
 from penstock.sinks.kafka import KafkaSink
 from penstock.spark.executors import fault_in
-from penstock.supply.jars import jar_set
+from penstock.spark.session import ensure_files, session
 
 QUERY = "22222222-2222-2222-2222-222222222222"
 POSITIONS = ("__penstock_topic", "__penstock_partition", "__penstock_offset")
+SLOTS = 4
 
 
 def say(what: str, **more: Any) -> None:
@@ -30,10 +35,30 @@ def say(what: str, **more: Any) -> None:
 
 
 def main() -> None:
-    from pyspark.sql import SparkSession
+    conf = {"spark.master": f"local[{SLOTS}]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+    spark = session("lanes", conf=conf, jars=("spark-kafka",), local_storage=True)
+    ensure_files(spark, KafkaSink("t", servers="h:1").lane_jars())
+    jvm: Any = spark._jvm
+    jvm.java.lang.System.setProperty("penstock.lane.trace", sys.argv[1])
+    say("ready")
+    requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            requests.put(json.loads(line))
+        requests.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while (asked := requests.get()) is not None:
+        if "run" in asked:  # a request to stop may come after the end
+            jvm.java.lang.System.setProperty("penstock.lane.failpoint", asked.get("failpoint", ""))
+            run(spark, asked, requests)
+
+
+def run(spark: Any, asked: dict[str, Any], requests: queue.Queue[dict[str, Any] | None]) -> None:
     from pyspark.sql import functions as f
 
-    asked = json.loads(sys.argv[1])
+    number = asked["run"]
     servers, source, generation = asked["servers"], asked["source"], asked["generation"]
     sink = KafkaSink(asked["sink"], servers=asked.get("through", servers), options=asked.get("options", {}))
     lanes = sink.open_lanes(SinkScope("lanes", asked["uid"], generation), QUERY)
@@ -45,21 +70,7 @@ def main() -> None:
 
     lanes.prepare({source: asked["partitions"]})
     marks = lanes.open_all(every, begin)
-    say("opened", marks={str(lane): [mark.offset, mark.part] for lane, mark in marks.items()})
-    properties = {"penstock.lane.trace": asked.get("trace"), "penstock.lane.failpoint": asked.get("failpoint")}
-    options = " ".join(f"-D{name}={value}" for name, value in properties.items() if value)
-    jars = [*jar_set("spark-kafka"), *sink.lane_jars()]
-    spark = (
-        SparkSession.builder.master(asked.get("master", f"local[{asked['partitions'] + 2}]"))
-        .config("spark.jars", ",".join(map(str, jars)))
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", f"{options} {asked.get('java', '')}".strip())
-        .config("spark.sql.shuffle.partitions", "1")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    say("opened", run=number, marks={str(lane): [mark.offset, mark.part] for lane, mark in marks.items()})
     starting = {source: {str(lane.partition): mark.offset for lane, mark in marks.items()}}
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", source)
     reader = reader.option("startingOffsets", json.dumps(starting)).option("kafka.isolation.level", "read_committed")
@@ -69,9 +80,9 @@ def main() -> None:
     )
     several = asked.get("several", False)
     if several:  # row n becomes n % 4 rows, and every seventh none
-        number = f.get_json_object(f.col("value").cast("string"), "$.id").cast("int")
-        rows = rows.where(number % 7 != 3).withColumn("k", f.explode(f.expr("sequence(0, 3)")))
-        rows = rows.where(f.col("k") < number % 4)
+        given = f.get_json_object(f.col("value").cast("string"), "$.id").cast("int")
+        rows = rows.where(given % 7 != 3).withColumn("k", f.explode(f.expr("sequence(0, 3)")))
+        rows = rows.where(f.col("k") < given % 4)
         value = f.concat(f.col("value").cast("string"), f.lit(" "), f.col("k").cast("string")).cast("binary")
         if asked.get("differs"):
             value = f.concat(value, f.lit(str(generation)).cast("binary"))
@@ -83,27 +94,33 @@ def main() -> None:
     stream = stream.trigger(realTime=asked.get("batch", "5 minutes"))
     stream._jwrite.foreach(writer)
     query = stream.start()
-    say("started")
-    asked_to_stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), asked_to_stop.set()), daemon=True).start()
-    while query.isActive and not asked_to_stop.wait(0.05):
-        pass
-    if asked_to_stop.is_set():
-        begun = time.monotonic()
-        query.stop()
-        took = time.monotonic() - begun
-        jvm: Any = spark._jvm
-        threads = jvm.java.lang.Thread
-        while "penstock-lane-" in threads.getAllStackTraces().keySet().toString():
-            time.sleep(0.01)
-        gone = time.monotonic() - begun
-        newest = {str(lane): [mark.offset, mark.part] for lane, mark in lanes.marks().items()}
-        say("stopped", seconds=took, gone=gone, marks=newest)
-    else:
+    say("started", run=number)
+    if ends_by_itself(query, number, requests):
         text = str(query.exception())
         fault = fault_in(text)
-        say("failed", error=type(fault).__name__, text=str(fault) if fault else text)
+        say("failed", run=number, error=type(fault).__name__, text=str(fault) if fault else text)
+    else:
+        query.stop()
+        while "penstock-lane-" in spark._jvm.java.lang.Thread.getAllStackTraces().keySet().toString():
+            time.sleep(0.01)
+        newest = {str(lane): [mark.offset, mark.part] for lane, mark in lanes.marks().items()}
+        say("stopped", run=number, marks=newest)
     lanes.close()
+
+
+def ends_by_itself(query: Any, number: int, requests: queue.Queue[dict[str, Any] | None]) -> bool:
+    """False where a request to stop comes first, or the input ends."""
+    while query.isActive:
+        try:
+            asked = requests.get(timeout=0.05)
+        except queue.Empty:
+            continue
+        if asked is None:
+            requests.put(None)  # for the caller
+            return False
+        if asked == {"stop": number}:
+            return False
+    return True
 
 
 if __name__ == "__main__":

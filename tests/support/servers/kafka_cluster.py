@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.dev.kafka import HOST, free_port, new_cluster_id
+from tests.support.proxy import Cable
 from tests.support.servers.broker import Broker
 from tests.support.servers.server import Stoppable
 
@@ -49,6 +50,35 @@ class Node(Broker):
         }
 
 
+class CabledNode(Node):
+    """Has a second listener, which clients reach over a `Cable` alone. The cable outlives restarts."""
+
+    def __init__(
+        self, folder: Path, port: int, properties: Mapping[str, str], heap: str, node: int,
+        controllers: Mapping[int, int], cluster_id: str,
+    ) -> None:  # fmt: skip
+        super().__init__(folder, port, properties, heap, node, controllers, cluster_id)
+        self._inner = free_port()
+        self.cable = Cable(self._inner)
+
+    @property
+    def cabled_servers(self) -> str:
+        return f"{HOST}:{self.cable.port}"
+
+    def stop(self) -> None:
+        self.cable.close()
+        super().stop()
+
+    def _listeners(self) -> dict[str, int]:
+        return {**super()._listeners(), "CABLED": self._inner}
+
+    def _configuration(self) -> dict[str, str]:
+        found = super()._configuration()
+        found["listener.security.protocol.map"] += ",CABLED:PLAINTEXT"
+        found["advertised.listeners"] = f"PLAINTEXT://{self.servers},CABLED://{self.cabled_servers}"
+        return found
+
+
 class Cluster(Stoppable):
     """A started cluster. Its brokers are killed, paused and restarted one by one, or several at once by `restart`."""
 
@@ -65,6 +95,7 @@ class Cluster(Stoppable):
         ports: Sequence[int] = (),
         properties: Mapping[str, str] | None = None,
         heap: str = "384m",
+        kind: type[Node] = Node,
     ) -> Cluster:
         """Start `brokers` nodes whose whole life is in `folder`; data found there is used again.
 
@@ -79,7 +110,7 @@ class Cluster(Stoppable):
         wanted = ports or [free_port() for _ in numbers]
         made = cls(
             [
-                Node(folder / f"node-{node}", port, given, heap, node, voters, name)
+                kind(folder / f"node-{node}", port, given, heap, node, voters, name)
                 for node, port in zip(numbers, wanted, strict=True)
             ]
         )
