@@ -33,7 +33,7 @@ from tasks import FIELDS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.absolute()
 console = Console()
 Way = Callable[["DataFrame"], "DataFrame"]
 
@@ -47,6 +47,8 @@ def main() -> None:
         for part in range(cores):
             share = options.rows // cores
             pq.write_table(pa.Table.from_batches([messages(part * share, share)]), rows / f"{part}.parquet")
+        # Spark's workers import the ways from here.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         spark = session("bench", conf={"spark.master": f"local[{cores}]"}, jars=[], local_storage=True)
         try:
             results = {
