@@ -103,6 +103,21 @@ def test_an_executor_lost_before_it_has_reported(
     finish(one, run)
 
 
+def test_an_executor_killed_in_the_middle_of_a_real_time_query(
+    case: Callable[..., Case], cluster: SparkCluster
+) -> None:
+    """Its tasks run again in another one, behind what is visible already."""
+    one = case(master=cluster.url, conf=CONF, checkpoints={"latency": "20ms", "interval": "1s"}, restarts=1000)
+    run = begin(one)
+    for number in range(2):
+        until(lambda: len(cluster.executors()) == 2, "two executors", PATIENCE)
+        one.source.feed(1000)
+        os.kill(cluster.executors()[number], signal.SIGKILL)
+        one.source.feed(1000)
+        one.wait_visible(run, PATIENCE)
+    finish(one, run)
+
+
 def test_a_worker_killed_and_back(world: Callable[..., Case], cluster: SparkCluster) -> None:
     one = world()
     run = begin(one)
