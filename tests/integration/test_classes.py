@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DevelopmentError
-from penstock.supply import classes
+from penstock.supply import jars
 
 SOURCE = 'package one; public final class Greeting { public static String say() { return "hello"; } }\n'
 
@@ -29,19 +29,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_jar_is_made_once_and_names_its_source(package: Path) -> None:
-    jar = classes.compiled("greetings", "Greeting", [])
+    jar = jars.compiled("greetings", "Greeting", [])
     with zipfile.ZipFile(jar) as opened:
         assert opened.namelist() == ["META-INF/MANIFEST.MF", "one/Greeting.class"]
         assert sha256(SOURCE.encode()).hexdigest() in opened.read("META-INF/MANIFEST.MF").decode()
     made = jar.stat().st_mtime_ns
-    assert classes.compiled("greetings", "Greeting", []) == jar
+    assert jars.compiled("greetings", "Greeting", []) == jar
     assert jar.stat().st_mtime_ns == made
 
 
 def test_another_source_is_another_jar(package: Path) -> None:
-    first = classes.compiled("greetings", "Greeting", [])
+    first = jars.compiled("greetings", "Greeting", [])
     (package / "Greeting.java").write_text(SOURCE.replace("hello", "good day"))
-    second = classes.compiled("greetings", "Greeting", [])
+    second = jars.compiled("greetings", "Greeting", [])
     assert second != first
     assert first.exists()
 
@@ -49,11 +49,11 @@ def test_another_source_is_another_jar(package: Path) -> None:
 def test_a_source_that_does_not_compile_is_named_and_leaves_nothing(package: Path) -> None:
     (package / "Greeting.java").write_text(SOURCE.replace('"hello"', "nothing"))
     with pytest.raises(DevelopmentError, match=r"(?s)Greeting\.java could not be compiled.*nothing"):
-        classes.compiled("greetings", "Greeting", [])
+        jars.compiled("greetings", "Greeting", [])
     assert not list((package.parent / "cache" / "classes").glob("*.jar"))
 
 
 def test_without_spark_s_jars_the_error_says_what_is_missing(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classes, "_spark_jars", list)
+    monkeypatch.setattr(jars, "_spark_jars", lambda *_: [])
     with pytest.raises(DevelopmentError, match="janino"):
-        classes.compiled("greetings", "Greeting", [])
+        jars.compiled("greetings", "Greeting", [])
