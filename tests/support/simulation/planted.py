@@ -381,7 +381,7 @@ SPARE = {
     "S3: an abort stays on the receipt": _BEGUN,
 }
 
-#: Histories that show these exist, and chance takes too long to come to one: left out as well.
+#: Left out as well: chance has not come to a history that shows one of these. Histories made by hand show the last.
 RARE = frozenset(
     {
         "a repair names only what it wrote",
