@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def test_topics_are_made_as_asked(broker: Broker, topic: Callable[..., str]) -> 
     assert missing.topics["never-made"].error is not None, "a misspelt topic must not appear by itself"
 
 
+@pytest.mark.long
 def test_data_outlives_kill_9_and_a_clean_restart(tmp_path: Path) -> None:
     with Broker.start(tmp_path / "kafka", heap="512m") as broker:
         settings = {"bootstrap.servers": broker.servers}
@@ -131,9 +133,10 @@ class Command:
     def __init__(self, cache: Path) -> None:
         from penstock.supply.jars import jar_folder, jar_set
 
-        jar_set("kafka-broker")
         (cache / "jars").mkdir(parents=True)
-        (cache / "jars" / jar_folder("kafka-broker").name).symlink_to(jar_folder("kafka-broker"))
+        for name in ("kafka-broker", "spark-kafka"):
+            jar_set(name)
+            (cache / "jars" / jar_folder(name).name).symlink_to(jar_folder(name))
         self.environment = {**os.environ, "PENSTOCK_CACHE": str(cache)}
 
     def __call__(self, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -182,3 +185,81 @@ def test_a_taken_port_is_an_error_when_asked_for(tmp_path: Path, broker: Broker)
     status, answer = Command(tmp_path / "cache")("up", "--port", str(broker.port))
     assert status == 1
     assert f"Port {broker.port} is taken" in answer["happened"]
+
+
+def penstock(*arguments: str, given: str = "", status: int = 0) -> str:
+    line = "from penstock.cli.main import main; main()"
+    command = [sys.executable, "-c", line, "dev", "kafka", *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def test_topics_are_filled_and_read_back(broker: Broker) -> None:
+    name, at = f"t-{uuid.uuid4().hex[:8]}", ("--servers", broker.servers)
+    penstock("produce", name, "--rows", "200", "--rate", "0", "--partitions", "2", *at)
+    listed = {row["topic"]: row for row in json.loads(penstock("topics", *at, "--json"))}
+    assert listed[name] == {"topic": name, "partitions": 2, "rows": 200}
+    rows = [json.loads(line) for line in penstock("consume", name, "--until-end", *at, "--json").splitlines()]
+    payments = sorted((json.loads(row["value"]) for row in rows), key=lambda payment: payment["id"])
+    assert [payment["id"] for payment in payments] == list(range(200))
+    assert sum(payment["amount"] > 1000 for payment in payments) == 1
+    assert all(row["key"] == json.loads(row["value"])["account"] for row in rows)
+
+    lines = f"{name}-lines"
+    penstock("topics", lines, "--partitions", "1", *at)
+    penstock("produce", lines, "--stdin", "--rate", "0", *at, given="one\ntwo\x1b[2J\n")
+    assert penstock("consume", lines, "--rows", "2", *at) == "-  one\n-  two\ufffd[2J\n", "no control sequences"
+
+
+def test_only_committed_rows_are_read_unless_asked_for(broker: Broker, topic: Callable[..., str]) -> None:
+    name, at = topic(), ("--servers", broker.servers)
+    producer = Producer({"bootstrap.servers": broker.servers, "transactional.id": name})
+    producer.init_transactions(30)
+    for value, end in ((b"kept", producer.commit_transaction), (b"dropped", producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(name, value)
+        producer.flush(30)
+        end(30)
+    assert penstock("consume", name, "--until-end", *at) == "-  kept\n"
+    assert penstock("consume", name, "--until-end", "--uncommitted", *at) == "-  kept\n-  dropped\n"
+
+
+def test_a_broker_or_topic_that_is_not_there_is_named(broker: Broker, tmp_path: Path) -> None:
+    error = penstock("consume", "never-made", "--until-end", "--servers", broker.servers, status=1)
+    assert "There is no topic" in error
+    status, answer = Command(tmp_path / "cache")("topics")
+    assert status == 1
+    assert "no development broker runs" in answer["happened"]
+
+
+def test_the_kafka_example_runs_from_nothing_as_printed(tmp_path: Path) -> None:
+    """The four lines at the head of the example, in a home and a cache of their own."""
+    root = Path(__file__).parents[2]
+    text = (root / "examples" / "kafka_to_kafka.py").read_text()
+    lines = [line.strip() for line in text.split('"""')[1].splitlines() if line.startswith("    penstock ")]
+    assert len(lines) == 4
+    environment = {
+        **Command(tmp_path / "cache").environment,
+        "PENSTOCK_HOME": str(tmp_path / "home"),
+        "CHECKPOINTS": str(tmp_path / "checkpoints"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+    def run(line: str) -> str:
+        done = subprocess.run(
+            line, shell=True, env=environment, cwd=root, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    try:
+        up, *more = lines
+        run(up)
+        environment["KAFKA"] = json.loads(run("penstock dev kafka status --json"))["servers"]  # 9092 may be taken
+        *_, alerts = [run(line) for line in more]
+        assert all(json.loads(line.split("  ")[1])["amount"] > 1000 for line in alerts.splitlines())
+        assert len(alerts.splitlines()) == 49
+        run("penstock cancel payments")
+    finally:
+        run("penstock dev kafka down")
