@@ -277,6 +277,7 @@ def uploads(folder: Any) -> Seen:
 
 def test_an_object_store_completes_uploads_as_the_servers_of_the_suite(tmp_path: Path) -> None:
     with S3Server.start(tmp_path) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.storage.s3._clients", {})  # a process keeps its client, here one of another server
         for name, value in server.environment().items():
             patch.setenv(name, value)
         boto3.session.Session().client("s3").create_bucket(Bucket="lake")

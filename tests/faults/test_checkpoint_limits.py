@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case], None]:
-    """The time of an attempt is up once its worker hangs, and never before: how long an epoch takes decides nothing."""
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The time of an attempt is up once workers are at these points, of which the first hangs, and never before: how
+    long an epoch takes decides nothing."""
 
-    def expire(world: Case) -> None:
+    def expire(world: Case, *points: str) -> None:
         class Timer(threading.Timer):
             def run(self) -> None:
                 while not self.finished.wait(0.02):
-                    if world.acted("task.written") and not expired.is_set():
+                    if all(map(world.acted, ("task.written", *points))) and not expired.is_set():
                         expired.set()
                         self.function(*self.args)
 
@@ -43,7 +44,7 @@ def seen(run: Running, name: str) -> list[Any]:
 
 
 def test_a_checkpoint_that_takes_too_long_is_aborted_and_tried_again(
-    case: Callable[..., Case], session: SparkSession, hanging: Callable[[Case], None]
+    case: Callable[..., Case], session: SparkSession, hanging: Callable[..., None]
 ) -> None:
     """Tolerated: the query goes on, the epoch is retried, and the attempt that hung has left nothing open."""
     world = case(checkpoints={"tolerable_failures": 1})
@@ -62,13 +63,15 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_tried_again(
 
 
 def test_more_failures_than_tolerated_fail_the_job(
-    case: Callable[..., Case], session: SparkSession, hanging: Callable[[Case], None]
+    case: Callable[..., Case], session: SparkSession, hanging: Callable[..., None]
 ) -> None:
-    """Which then restarts, or, told not to, ends with the reason; nothing stays open."""
+    """Which then restarts or, without a restart strategy, ends with the reason; nothing stays open. One writer hangs
+    and the other has prepared: a task that begins after the end would leave its transaction to the next start."""
     world = case(restarts=0)
-    hanging(world)
-    with worker_failpoints(session, world, {"task.written": "hang"}), running(world.build(session)) as run:
-        world.source.feed(100)
+    hanging(world, "task.prepared")
+    world.source.feed(100)  # in one epoch, which has rows for both writers
+    points = {"task.written": "hang", "task.prepared": "delay(0)"}
+    with worker_failpoints(session, world, points), running(world.build(session)) as run:
         with pytest.raises(CheckpointExpired, match="not prepared after 120 s"):
             run.join()
         world.release.touch()
@@ -120,7 +123,7 @@ def test_the_next_epoch_is_prepared_while_one_commits(case: Callable[..., Case],
 
 
 def test_callbacks_are_called_and_cannot_break_anything(
-    case: Callable[..., Case], session: SparkSession, hanging: Callable[[Case], None]
+    case: Callable[..., Case], session: SparkSession, hanging: Callable[..., None]
 ) -> None:
     world = case(checkpoints={"tolerable_failures": 1})
     hanging(world)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.contracts.plan import QueryPlan
-from penstock.errors import NotEnoughSlots, PreCommitFailed, RealTimeRefused, SourceRowsLost, Superseded
+from penstock.errors import NotEnoughSlots, PreCommitFailed, RealTimeRefused, SourceRowsLost
 from penstock.sources.kafka import KafkaSource
 from penstock.spark.lane_plan import lane_plan
 from penstock.spark.query import Lineage
@@ -261,10 +261,6 @@ def test_why_a_query_ended(world: World, start: Callable[..., RealTimeQuery]) ->
     broken = failure("broken", "a lane did")
     assert type(broken) is PreCommitFailed
     assert "a lane did" in broken.happened
-    fault = {"error": "Superseded", "happened": "Generation 3 has the lane t-0.", "safe": "all.", "to_do": "-"}
-    superseded = failure("superseded", f"penstock-task-error {json.dumps(fault)} end-of-penstock-task-error")
-    assert type(superseded) is Superseded
-    assert superseded.happened == "Generation 3 has the lane t-0."
 
 
 def test_rows_that_kafka_deleted_stop_the_query(world: World, start: Callable[..., RealTimeQuery]) -> None:

@@ -384,9 +384,10 @@ def _is_torn(data: bytes) -> bool:
 
 
 def _is_torn_note(data: bytes | None) -> bool:
-    """The same of a source's note. It may be no JSON; Kafka's begins with a zero byte."""
+    """The same of a source's note. It may be no JSON. Kafka's begins with a zero byte; one of files may name none."""
     text = b"-" if data is None else data.lstrip(b"\0")
-    return text.strip() in (b"", b"v", b"v1") or (text.startswith((b"v1\n{", b"v1\n[")) and _is_torn(text))
+    beginnings = (b"", b"v", b"v1") if data != text else (b"", b"v")
+    return text.strip() in beginnings or (text.startswith((b"v1\n{", b"v1\n[")) and _is_torn(text))
 
 
 def _is_cut(text: bytes | None) -> bool:
