@@ -30,6 +30,7 @@ from penstock.errors import (
     PenstockError,
     Superseded,
     SystemUnavailable,
+    TopicMissing,
 )  # fmt: skip
 from penstock.sinks.kafka import KafkaSink
 from penstock.sinks.kafka import lanes as lanes_module
@@ -125,6 +126,24 @@ def test_it_grows_with_its_source_and_keeps_its_marks(lab: Lab) -> None:
     added = Lane("orders", 3)
     lanes.open(added, lambda found: mark(0))
     assert lanes.marks() == {LANE: mark(7), added: mark(0)}
+
+
+def test_a_broker_that_does_not_know_its_topics_yet_is_asked_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has just restarted may call a topic unknown that is there."""
+    lanes = lab.lanes()
+    first = lanes.prepare({"orders": 1})
+    describe, asked = KafkaLanes._describe, list[Any]()
+
+    def forgetful(self: KafkaLanes, names: Any) -> dict[str, Any]:
+        asked.append(names)
+        return {} if len(asked) < 4 else describe(self, names)
+
+    monkeypatch.setattr(KafkaLanes, "_describe", forgetful)
+    assert lanes.prepare({"orders": 1}) == first
+    monkeypatch.setattr(KafkaLanes, "_describe", lambda *_: {})
+    monkeypatch.setattr(lanes_module, "_JOINING", 0.5)
+    with pytest.raises(TopicMissing, match=lab.topic):
+        lanes.prepare({"orders": 1})
 
 
 def test_a_topic_of_that_name_that_is_not_compacted_is_refused(lab: Lab) -> None:

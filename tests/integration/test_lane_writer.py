@@ -364,9 +364,8 @@ def test_a_commit_that_arrives_late_ends_no_later_slice(lab: Lab) -> None:
         lab.input.feed(50)
         until(lambda: proxy.held, "a request to be held")
         lab.wait_visible()
-        until(lambda: lab.words()["unsure"], "the lane to be opened anew")
-        epoch = lab.words()["init"]
-        assert epoch > PARTITIONS
+        until(lambda: lab.words()["unsure"], "the commit to be in doubt")
+        until(lambda: lab.words()["init"] > PARTITIONS, "the lane to be opened anew")
         proxy.release()
         lab.input.feed(200)
         lab.wait_visible()

@@ -7,12 +7,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.contracts.plan import QueryPlan
-from penstock.errors import NotEnoughSlots, PreCommitFailed, RealTimeRefused, SourceRowsLost
+from penstock.errors import NotEnoughSlots, PreCommitFailed, RealTimeRefused, SourceRowsLost, TopicMissing
 from penstock.sources.kafka import KafkaSource
 from penstock.spark.lane_plan import lane_plan
 from penstock.spark.query import Lineage
@@ -307,3 +308,18 @@ def test_begin_positions_follow_the_source(world: World, broker: Broker) -> None
     starting = {a: {"0": 3, "1": -1}}
     assert KafkaSource([a, b], servers=servers, starting=starting).begin_positions() == {a: {0: 3, 1: 6}, b: {0: 0}}
     assert KafkaSource(pattern=f"{b}|{a}", servers=servers).begin_positions() == {a: {0: 0, 1: 0}, b: {0: 0}}
+
+
+def test_a_broker_that_does_not_know_the_topic_yet_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = world.sources["a"]
+    expected, admin = source.begin_positions(), source._admin()
+    listed = [SimpleNamespace(topics={}), admin.list_topics(timeout=30)]
+    forgetful = SimpleNamespace(list_topics=lambda timeout: listed.pop(0), list_offsets=admin.list_offsets)
+    monkeypatch.setattr(source, "_admin", lambda: forgetful)
+    assert source.begin_positions() == expected
+    monkeypatch.setattr("penstock.sources.kafka._JOINING", 0.0)
+    listed[:] = [SimpleNamespace(topics={})]
+    with pytest.raises(TopicMissing):
+        source.begin_positions()

@@ -13,6 +13,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ _NOT_IN_REAL_TIME = (
 
 _COMMITTED = "read_committed"
 _PATIENCE = 10.0  # seconds for an answer that a query waits for
+_JOINING = 5.0  # seconds in which a broker that has restarted may not know its topics yet
 
 PAUSE = 1.0  # seconds between two updates: lag tools look every few seconds, and an epoch must not cost a request
 PATIENCE = 10.0  # seconds a request may take: long enough for a group's coordinator to move; no epoch waits for it
@@ -378,11 +380,16 @@ def begin_offsets(
     fixed = json.loads(starting) if starting.lstrip().startswith("{") else {}
     ends: Any = {-1: OffsetSpec.latest(), -2: OffsetSpec.earliest()}  # type: ignore[no-untyped-call]
     usual = -1 if starting == "latest" else -2
+    joining = Deadline(_JOINING)
     try:
-        listed = client.list_topics(timeout=_PATIENCE).topics
-        names = topics if pattern is None else sorted(name for name in listed if re.fullmatch(pattern, name))
-        if missing := [name for name in names if name not in listed]:
-            raise _missing(missing[0], servers)
+        while True:
+            listed = client.list_topics(timeout=_PATIENCE).topics
+            names = topics if pattern is None else sorted(name for name in listed if re.fullmatch(pattern, name))
+            if not (missing := [name for name in names if name not in listed]):
+                break
+            if joining.passed():
+                raise _missing(missing[0], servers)
+            time.sleep(0.2)
         found = {
             TopicPartition(name, number): int(fixed.get(name, {}).get(str(number), usual))
             for name in names

@@ -7,6 +7,7 @@ transaction only: a request that the broker answers late finds the next owner's 
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 90.0  # for one lane, or for all topics
 _LOOK = 10.0  # for all marks
+_JOINING = 15.0  # in which a broker that has restarted may not know its topics yet
 _SLICE = 2.0  # of a wait that is repeated
 _AT_ONCE = 8
 _BACK = 200  # records behind the end, where the newest mark is looked for first
@@ -65,7 +67,7 @@ class KafkaLanes(LaneClient):
                 f"The marks topic {longest!r} would have a name of {len(longest)} letters, and Kafka takes {_LONGEST}.",
                 to_do="give the job or the query a shorter name, or leave latency out.",
             )
-        deadline = Deadline(_PATIENCE)
+        deadline, joining = Deadline(_PATIENCE), Deadline(_JOINING)
         while True:
             there = self._describe(wanted)
             small = [name for name, (_, count) in wanted.items() if len(_led(there.get(name))) < count]
@@ -74,6 +76,11 @@ class KafkaLanes(LaneClient):
             if deadline.passed():
                 raise errors.unreachable(self._servers, f"topic {small[0]!r} has no leaders", _PATIENCE)
             shape = self._shape() if any(name not in there for name in small) else {}
+            if shape is None:
+                if joining.passed():
+                    raise errors.missing(str(self._topic))
+                time.sleep(_SLICE / 10)
+                continue
             for name in small:
                 if name not in there:
                     self._create(name, wanted[name][1], **shape)
@@ -243,13 +250,13 @@ class KafkaLanes(LaneClient):
                 found[resource.name] = str(future.result()[key].value)
         return found
 
-    def _shape(self) -> dict[str, Any]:
-        """Replication and settings of a marks topic: as safe as the rows."""
+    def _shape(self) -> dict[str, Any] | None:
+        """Replication and settings of a marks topic: as safe as the rows. None where there is no target topic."""
         if self._topic is None:
             return {"replication_factor": -1, "config": _COMPACTED}
         target = self._describe([self._topic]).get(self._topic)
         if target is None:
-            raise errors.missing(self._topic)
+            return None
         in_sync = self._configs([self._topic], "min.insync.replicas")
         replicas = min(len(partition.replicas) for partition in target.partitions)
         more = {"min.insync.replicas": in_sync[self._topic]} if in_sync else {}
