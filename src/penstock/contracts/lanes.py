@@ -1,8 +1,8 @@
 """Lanes: how the rows of a real-time query become visible, and what a sink offers for that.
 
 A *lane* is one source partition's way into the sink: a transactional id, a producer, a mark. A *mark* says up to where
-the lane's rows are visible. A *slice* is one transaction: rows, and the mark behind them. `engine/lanes.py` has the
-protocol; this module has the records of the marks topic and the interfaces.
+the lane's rows are visible. A *slice* is one transaction: rows, and the mark behind them. `lane_protocol.py`
+has the protocol; this module has the records of the marks topic and the interfaces.
 
 A record's key is `<topic>-<partition>`. Its value is text, fields separated by one space, the format's version first:
 
