@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,11 @@ from tests.support.servers.security import SecureBroker, SecurityFiles, make_sec
 # A machine that does much else is no reason to fail: time is never asserted.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+# A shell without job control ignores SIGINT for what it starts in the background, and children inherit that: a test
+# that interrupts a process would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LAYERS = ("unit", "contract", "integration", "faults", "matrix")
 
