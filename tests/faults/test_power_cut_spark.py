@@ -76,8 +76,8 @@ def finish(world: PowerWorld) -> None:
 
 def test_with_state_in_the_first_epoch_and_the_tenth(tmp_path: Path) -> None:
     world = PowerWorld(tmp_path, rows=800)
-    cut_at_each(world, ["epoch.sealed", "epoch.decided"])
-    cut_at_each(world, ["epoch.precommitted", "commit.first"], passing=10)
+    world.cut_at("epoch.decided")
+    world.cut_at("commit.first", 10)
     finish(world)
 
 

@@ -15,9 +15,8 @@ pytestmark = pytest.mark.skipif(installed_version().minor < (4, 2), reason="real
 FAULTS = (
     Fault("network stalled", seconds=1.5),
     Fault("driver paused, replaced, woken", choice=0.1),
-    Fault("broker killed"),
     Fault("answers lost"),
-    Fault("driver killed"),
+    Fault("broker killed"),
     Fault("lane fenced by a stranger", hasty=1.0, choice=0.6),
 )
 
