@@ -20,7 +20,7 @@ from tests.faults.test_savepoint_kills import ask
 from tests.support.failpoint_actions import LOGGED
 from tests.support.fault_case import Case
 from tests.support.jobs.power import PowerJob
-from tests.support.power_record import Machine, RealDisk
+from tests.support.power_record import CUTS, Machine, RealDisk
 from tests.support.power_world import PATIENCE, PowerWorld
 from tests.support.run_job import Kafka
 from tests.support.servers.broker import Broker
@@ -61,6 +61,16 @@ PLANS: dict[str, dict[str, Any]] = {
     "join": {"plan": "join"},
     "join with changelog": {"plan": "join", "backend": "changelog"},
 }
+
+
+@pytest.fixture(autouse=True)
+def counted(record_property: Callable[[str, object], None]) -> Iterator[None]:
+    """For `make power-cuts`: how often the power failed, and what was lost."""
+    before = len(CUTS)
+    yield
+    cuts = CUTS[before:]
+    record_property("cuts", len(cuts))
+    record_property("taken", sum(cut.count for cut in cuts))
 
 
 def cut_at_each(world: PowerWorld, points: list[str], passing: int = 1) -> None:
