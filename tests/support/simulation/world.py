@@ -562,7 +562,7 @@ class Spark:
             sinks=world.sinks,
             sources=(),
             ledger=ledger,
-            log=SparkLog(self.storage("spark")),
+            log=SparkLog(self.storage("spark"), positions=1),
             events=events,
             body=self._body,  # type: ignore[arg-type]
             executed_plan=_Plan,
