@@ -16,6 +16,9 @@ FAULTS ?= 200
 HISTORIES ?= 20000
 SEED ?= 0
 SOAK ?= --rows 5000000 --kills 60
+# Where long runs keep their results, from which make proof writes its page. Not at all: make simulate PROOF=
+PROOF ?= docs/proof
+record = $(if $(PROOF),--record $(PROOF)/$(1).json)
 
 # Workers of Spark and scripts of this folder must all use the one environment.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -27,7 +30,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate power-cuts proof bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,10 +105,16 @@ faults: setup ## Tests that kill, pause and cut off
 	$(PYTEST) tests/faults --durations=10
 
 mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, which the unit tests must catch: make mutants OF=checkpoint/ledger.py
-	$(BIN)/python -m tests.mutants $(OF)
+	$(BIN)/python -m tests.mutants $(OF) $(call record,mutants)
 
 simulate: $(VENV)/.ready ## Histories of kills, pauses, lost answers and power cuts in simulated time: make simulate HISTORIES=100000; PLANTED=1
-	$(BIN)/python -m tests.support.simulation --histories $(HISTORIES) --from $(SEED) $(if $(PLANTED),--planted)
+	$(BIN)/python -m tests.support.simulation --histories $(HISTORIES) --from $(SEED) $(if $(PLANTED),--planted) $(call record,simulation)
+
+power-cuts: setup ## Power cuts under a real Spark, all of them (an hour): make power-cuts OF="-k kafka"
+	$(BIN)/python -m tests.support.power_cuts $(call record,power-cuts) $(OF)
+
+proof: $(VENV)/.ready ## Write docs/proof.md from the last results of these runs; first run some: make proof RUN="simulation planted-bugs"
+	$(BIN)/python -m scripts.make_proof $(RUN)
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
 	$(BIN)/python bench/bench_kafka.py
@@ -145,13 +154,13 @@ bench: setup ## All benchmarks but the one beside Flink
 	@for script in $(filter-out bench/bench_flink.py,$(wildcard bench/bench_*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 chaos-cluster: setup ## Kill executors, workers, master, driver and broker of a job on a Spark cluster: make chaos-cluster MINUTES=10
-	$(BIN)/python -m tests.support.cluster_chaos --minutes $(MINUTES)
+	$(BIN)/python -m tests.support.cluster_chaos --minutes $(MINUTES) $(if $(filter-out file,$(origin SEED)),--seed $(SEED)) $(call record,cluster-chaos)
 
 chaos-real-time: setup ## Kill, pause and cut off real-time jobs at random, and judge every row: make chaos-real-time FAULTS=200 SEED=0 ON="--brokers 3 --cluster"
-	$(BIN)/python -m tests.support.real_time_chaos --faults $(FAULTS) --seed $(SEED) $(ON)
+	$(BIN)/python -m tests.support.real_time_chaos --faults $(FAULTS) --seed $(SEED) $(ON) $(call record,real-time-chaos)
 
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
-	$(BIN)/penstock demo $(SOAK)
+	$(BIN)/python -m tests.support.soak $(SOAK) $(call record,soak)
 
 dist: setup ## Build wheel and sdist into dist/, and try the wheel in an environment of its own, with what pip installs
 	rm -rf dist

@@ -16,12 +16,13 @@ from penstock.failpoints import POINTS
 from penstock.savepoints.savepoint import read, verify
 from penstock.storage.local import LocalTree
 from penstock.testing.anomalies import DUPLICATE
-from tests.faults.test_savepoint_kills import ask
+from tests.faults.test_savepoint_kills import RESTORE, ask, files, options, taken
 from tests.support.failpoint_actions import LOGGED
 from tests.support.fault_case import Case
 from tests.support.jobs.power import PowerJob
-from tests.support.power_record import Machine, RealDisk
+from tests.support.power_record import CUTS, Machine, RealDisk
 from tests.support.power_world import PATIENCE, PowerWorld
+from tests.support.processes import JobProcess
 from tests.support.run_job import Kafka
 from tests.support.servers.broker import Broker
 
@@ -61,6 +62,15 @@ PLANS: dict[str, dict[str, Any]] = {
     "join": {"plan": "join"},
     "join with changelog": {"plan": "join", "backend": "changelog"},
 }
+
+
+@pytest.fixture(autouse=True)
+def counted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For `make power-cuts`: how often the power failed, and what was lost."""
+    before = len(CUTS)
+    yield
+    cuts = CUTS[before:]
+    request.node.user_properties += [("cuts", len(cuts)), ("taken", sum(cut.count for cut in cuts))]
 
 
 def cut_at_each(world: PowerWorld, points: list[str], passing: int = 1) -> None:
@@ -161,19 +171,52 @@ def test_on_a_real_file_system(tmp_path: Path, real_disk: RealDisk, plan: str) -
     finish(world)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("plan", ["stateless", "changelog"])
-def test_into_kafka(broker: Broker, tmp_path: Path, plan: str) -> None:
+def into_kafka(folder: Path, broker: Broker, **config: Any) -> PowerWorld:
+    """Every cut takes the disk of the job; the broker, which is on another machine, keeps what it has."""
     kafka = Kafka(broker.servers)
     topic = kafka.topic()
 
     def visible(_: PowerJob) -> list[int]:
         return [int(value) for value in kafka.values(topic).elements()]
 
-    world = PowerWorld(tmp_path, rows=1600, read=visible, servers=broker.servers, topic=topic, **PLANS[plan])
+    return PowerWorld(folder, read=visible, servers=broker.servers, topic=topic, **config)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("plan", ["stateless", "changelog"])
+def test_into_kafka(broker: Broker, tmp_path: Path, plan: str) -> None:
+    world = into_kafka(tmp_path, broker, rows=1600, **PLANS[plan])
     cut_at_each(world, [*UNDECIDED, *DECIDED])
     cut_at_each(world, [*DECIDED, *COMMITTING], passing=10)
+    finish(world)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("point", COMMITTING)
+def test_while_the_first_epoch_is_committed_to_kafka(broker: Broker, tmp_path: Path, point: str) -> None:
+    for seed in (0, 2):
+        world = into_kafka(tmp_path / str(seed), broker, seed=seed, rows=200, backend="changelog")
+        world.cut_at(point)
+        finish(world)
+
+
+# While a standby takes over
+
+TAKEOVER = ["recover.registered", "recover.claimed", "recover.committed", "recover.finished", "recover.swept"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("passing", [1, 10], ids=["first epoch", "tenth epoch"])
+def test_while_a_standby_takes_over(tmp_path: Path, passing: int) -> None:
+    """The holder of the lease dies with a decision that is not carried out; the power fails while the next one takes
+    it over. Then both start again."""
+    world = PowerWorld(tmp_path, seed=2, rows=400 if passing == 1 else 1600)
+    for point in TAKEOVER:
+        world.cut_takeover(point, "epoch.decided", passing)
+    world.complete_supervised()
     finish(world)
 
 
@@ -185,17 +228,29 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "disk")
 
 
+ROWS = pytest.mark.parametrize("rows", [10, 100], ids=["first epoch", "tenth epoch"])  # with ten in each
+SEED = pytest.mark.parametrize("seed", [0, 2])
+
+
+def feed(world: Case, run: JobProcess, rows: int) -> None:
+    """An epoch, or ten, since the job started."""
+    before = max(world.commits(), default=-1)
+    world.source.feed(rows)
+    world.wait_visible(run, PATIENCE)
+    assert max(world.commits()) - before >= rows // 10 - 1, "the last one is visible before it is in Spark's log"
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", [0, 2])
-def test_during_a_savepoint(case: Callable[..., Case], machine: Machine, seed: int) -> None:
+@SEED
+@ROWS
+def test_during_a_savepoint(case: Callable[..., Case], machine: Machine, seed: int, rows: int) -> None:
     """What a cut leaves of it is whole or is refused."""
-    world = case(count=True, storage=str(machine.root / "checkpoints"))
+    world = case(count=True, storage=str(machine.root / "checkpoints"), rows_per_epoch=10)
     folder = machine.root / "savepoints"
     for number, point in enumerate(name for name, where in POINTS.items() if where == "savepoint"):
-        world.source.feed(100)
         run = world.start({point: "crash"}, **machine.environment)
-        world.wait_visible(run, PATIENCE)
+        feed(world, run, rows)
         assert ask("savepoint", world.config.name, str(folder)).returncode != 0
         assert run.wait() == -9, run.tail()
         machine.cut(seed + number)
@@ -204,3 +259,36 @@ def test_during_a_savepoint(case: Callable[..., Case], machine: Machine, seed: i
                 verify(LocalTree(left), read(LocalTree(left)))
     world.source.feed(100)
     world.finish(world.start(**machine.environment))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@SEED
+@ROWS
+def test_during_a_restore(case: Callable[..., Case], machine: Machine, seed: int, rows: int) -> None:
+    """The savepoint outlives every cut, what a restore had begun is begun anew, and one that was recorded is done."""
+    world = case(count=True, storage=str(machine.root / "checkpoints"), rows_per_epoch=10, partitions=None)
+    run = world.start(**options(parallelism_default=2), **machine.environment)
+    feed(world, run, rows)
+    made = taken("stop", world.config.name, "-p", str(machine.root / "savepoints"))
+    assert run.wait() == 0, run.tail()
+    machine.cut(0)
+    before = files(made)
+    for number, point in enumerate(RESTORE):
+        backend = "rocksdb" if number % 2 else "hashmap"
+        wish = options(
+            execution_state__recovery_path=made,
+            penstock_restore_id=f"{number:032x}",
+            parallelism_default=3 + number,
+            state_backend_type=backend,
+        )
+        run = world.start({point: "crash"}, **wish, **machine.environment)
+        assert run.wait(PATIENCE) == -9, run.tail()
+        assert world.acted(point)
+        machine.cut(seed + number)
+        assert files(made) == before
+    run = world.start(**wish, **machine.environment)
+    world.source.feed(100)
+    world.finish(run)
+    assert run.events("restored") == [], "the last one was recorded before the power failed"
+    assert files(made) == before

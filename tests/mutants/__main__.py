@@ -1,7 +1,8 @@
-"""`python -m tests.mutants [MODULE…]`: tries the mutants and says what became of them."""
+"""`python -m tests.mutants [MODULE…] [--record FILE]`: tries the mutants and says what became of them."""
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import re
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutants.trial import Mutant, Trial, try_module
+from tests.support.proof import circumstances, keep
 
 LEAST = 95.0
 """Percent of the mutants of all modules together that the tests must catch."""
@@ -82,7 +84,7 @@ def load_survivors(text: str) -> tuple[Explained, ...]:
     return tuple(Explained(**one) for one in entries)
 
 
-def main(wanted: Sequence[str]) -> int:
+def main(wanted: Sequence[str], record: Path | None = None) -> int:
     targets = load_targets((_HERE / "targets.toml").read_text())
     known = load_survivors((_HERE / "survivors.toml").read_text())
     strange = set(wanted) - set(targets)
@@ -96,6 +98,10 @@ def main(wanted: Sequence[str]) -> int:
         one = judge(trials[-1:], known)
         row = f"{module:34}{one.mutants:8}{one.caught:8}{one.explained:10}{len(one.unexplained):6}{one.percent:7.1f}"
         print(f"{row}{trials[-1].seconds:9.0f}", flush=True)
+        if record is not None:
+            counts = {"mutants": one.mutants, "caught": one.caught, "explained": one.explained}
+            result = {"ok": not one.unexplained, **counts, "seconds": round(trials[-1].seconds)}
+            keep(record, module, circumstances(f"make mutants OF={module}") | result, parts=targets)
     verdict = judge(trials, known)
     for mutant in verdict.unexplained:
         print(f"\nnot caught, not explained: {mutant}")
@@ -110,4 +116,8 @@ def main(wanted: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", nargs="*")
+    parser.add_argument("--record", type=Path, help="keep the result of each module in this file, for make proof")
+    given = parser.parse_args()
+    sys.exit(main(given.modules, given.record))

@@ -1,6 +1,6 @@
 """A job with and without a shuffle on a standalone cluster, while executors, workers, master, driver and broker die.
 
-    python -m tests.support.cluster_chaos --minutes 10 [--seed N]
+    python -m tests.support.cluster_chaos --minutes 10 [--seed N] [--record FILE]
 
 Rows are fed all the time. At the end everything is let run, every row must be visible once, and nothing open.
 """
@@ -18,12 +18,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.support.fault_case import Case
 from tests.support.kafka import open_transactions, read_committed
 from tests.support.processes import JobProcess
+from tests.support.proof import recorded
 from tests.support.servers.broker import Broker
 from tests.support.servers.spark import SparkCluster
 from tests.support.verdicts import DUPLICATE, LOST, copy_anomalies, count_of
@@ -197,11 +198,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--record", type=Path, help="keep the result in this file, for make proof")
     given = parser.parse_args()
     sys.stdout.write(f"seed {given.seed}, {given.minutes:g} minutes\n")
-    with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder, chaos(Path(folder), given.seed) as world:
+    command = f"make chaos-cluster MINUTES={given.minutes:g} SEED={given.seed}"
+    with (
+        recorded(given.record, "a cluster of two workers", command, given.seed) as numbers,
+        tempfile.TemporaryDirectory(prefix="penstock-chaos-") as folder,
+        chaos(Path(folder), given.seed) as world,
+    ):
         chance = world.random
         report = world.run(for_minutes(given.minutes, chance), lambda: chance.uniform(0.5, 6))
+        numbers |= {"ok": report.ok, **asdict(report)}
     sys.stdout.write("\n".join(report.lines()) + "\n")
     return 0 if report.ok else 1
 

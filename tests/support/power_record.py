@@ -179,6 +179,9 @@ class Record:
 
 # In the test
 
+CUTS: list[Cut] = []
+"""All of this process."""
+
 
 @dataclass
 class Cut:
@@ -206,6 +209,12 @@ class Cut:
     def __str__(self) -> str:
         kinds = {"lost": self.lost, "returned": self.returned, "damaged": self.damaged}
         return f"cut {self.seed}: " + "; ".join(f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names)
+
+
+def noted(cut: Cut, cuts: list[Cut]) -> Cut:
+    cuts.append(cut)
+    CUTS.append(cut)
+    return cut
 
 
 class Machine:
@@ -243,8 +252,7 @@ class Machine:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         tree.write(self.root)
         self._record.begin()
-        self.cuts.append(cut)
-        return cut
+        return noted(cut, self.cuts)
 
     def _durable(self) -> _Tree:
         tree = _Tree(identity(self.root))
@@ -288,8 +296,7 @@ class RealDisk:
         self.close()
         copy.replace(self._image)
         self._mount()
-        self.cuts.append(Cut.between(seed, before, _Tree.walk(self.root).files()))
-        return self.cuts[-1]
+        return noted(Cut.between(seed, before, _Tree.walk(self.root).files()), self.cuts)
 
     def close(self) -> None:
         _command("umount", str(self.root))

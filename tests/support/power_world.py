@@ -15,10 +15,12 @@ from tests.support.jobs import power
 from tests.support.jobs.power import PowerJob
 from tests.support.power_record import Machine, RealDisk
 from tests.support.processes import JobProcess
+from tests.support.supervised import OFTEN, Supervised
 from tests.support.waiting import until
 
 SCRIPT = Path(power.__file__)
 PATIENCE = 90.0
+LEASE = "-Dhigh-availability.lease=6s"
 
 
 class PowerWorld:
@@ -47,18 +49,44 @@ class PowerWorld:
         if point == "epoch.aborted":
             rules["epoch.precommitted"] = "raise"
         with self.run(rules) as run:
-            marker = self._once / point
-            until(
-                lambda: marker.exists() or run.status is not None,
-                lambda: f"{point} to be passed\n{self.story()}\n{run.tail()}",
-                PATIENCE,
-            )
-            assert marker.exists(), f"{point} was never passed; exit {run.status}\n{self.story()}\n{run.tail(60)}"
+            self._until(run, point, (self._once / point).exists)
             run.stop_all()  # so that no process outlives another
             run.kill()
+        self._cut(point)
+
+    def cut_takeover(self, point: str, death: str, passing: int = 1) -> None:
+        """Two supervisors; the one that runs the job dies at `death`, with all its processes. The other has a standby,
+        which takes over; when that passes `point`, it is killed and the power fails."""
+        with self.supervised({death: f"hang@{passing}"}) as holder:
+            self._until(holder, "the lease", lambda: "has_lease" in holder.actions())
+            with self.supervised({point: "hang"}, "--standby") as waiting:
+                self._until(waiting, "the wait for the lease", lambda: "awaits_lease" in waiting.actions())
+                self._until(holder, death, (self._once / death).exists)
+                holder.stop_all()
+                holder.kill()
+                self._until(waiting, point, (self._once / point).exists)
+                waiting.stop_all()
+                waiting.kill()
+        self._cut(f"{death}, then {point}")
+
+    def complete_supervised(self) -> None:
+        """With the lease that a dead driver holds."""
+        with self.supervised({}) as run:
+            status = run.wait(PATIENCE)
+        assert status == 0, f"exit {status}\n{self.story()}\n{run.tail(60)}"
+
+    def _until(self, run: JobProcess, point: str, passed: Callable[[], bool]) -> None:
+        until(
+            lambda: passed() or run.status is not None,
+            lambda: f"{point} to be passed\n{self.story()}\n{run.tail()}",
+            PATIENCE,
+        )
+        assert passed(), f"{point} was never passed; exit {run.status}\n{self.story()}\n{run.tail(60)}"
+
+    def _cut(self, points: str) -> None:
         for passed in self._once.iterdir():
             passed.unlink()
-        self.points.append(point)
+        self.points.append(points)
         self.machine.cut(self.seed)
         self.seed += 1
 
@@ -84,15 +112,26 @@ class PowerWorld:
 
     @contextmanager
     def run(self, rules: dict[str, str]) -> Iterator[JobProcess]:
+        with JobProcess(SCRIPT, [self._configured()], self.folder, environment=self._environment(rules)) as process:
+            yield process
+
+    @contextmanager
+    def supervised(self, rules: dict[str, str], *options: str) -> Iterator[Supervised]:
+        """With a lease, so that of several one runs the job."""
+        arguments = [*OFTEN, LEASE, *options, str(SCRIPT), self._configured()]
+        with Supervised(self.folder, arguments, self._environment(rules)) as process:
+            yield process
+
+    def _configured(self) -> str:
+        return str(self.config.write(self.folder / "config.json"))
+
+    def _environment(self, rules: dict[str, str]) -> dict[str, str]:
         self._once.mkdir(exist_ok=True)
-        environment = {
+        return {
             **self.machine.environment,
             failpoints.VARIABLE: ";".join(f"{name}={action}" for name, action in rules.items()),
             failpoints.ONCE: str(self._once),
         }
-        config = self.config.write(self.folder / "config.json")
-        with JobProcess(SCRIPT, [str(config)], self.folder, environment=environment) as process:
-            yield process
 
     def story(self) -> str:
         """Each cut, with what it has taken, for a failure's message."""

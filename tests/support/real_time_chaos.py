@@ -1,6 +1,6 @@
 """Real-time jobs while drivers, JVMs, executors, brokers and the network fail: is each row visible once, in order?
 
-    python -m tests.support.real_time_chaos --faults 200 [--seed N] [--brokers 3] [--cluster]
+    python -m tests.support.real_time_chaos --faults 200 [--seed N] [--brokers 3] [--cluster] [--record FILE]
 
 The seed draws everything: a job of two plans lives through a round of faults while rows arrive all the time, is stopped
 cleanly and judged; then comes the next job. A fault waits until rows flow again after the one before; one of four does
@@ -42,6 +42,7 @@ from tests.support.jobs import real_time
 from tests.support.jobs.real_time import PLANS, SPREAD, Config
 from tests.support.lane_traces import follow
 from tests.support.processes import JobProcess, command
+from tests.support.proof import recorded
 from tests.support.servers.kafka_cluster import CabledNode, Cluster
 from tests.support.servers.spark import SparkCluster
 from tests.support.waiting import until
@@ -127,6 +128,23 @@ class Report:
     def ok(self) -> bool:
         anomalies = self.lost + self.doubled + self.disordered + self.unknown + self.open
         return not anomalies and not self.wrong and self.rows.total() > 0
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """As `make proof` keeps them."""
+        return {
+            "ok": self.ok,
+            "faults": dict(sorted(self.faults.items())),
+            "silence": {kind: round(median(seconds), 1) for kind, seconds in sorted(self.silences.items())},
+            "drivers": self.drivers,
+            "rows": dict(sorted(self.rows.items())),
+            "lost": self.lost,
+            "doubled": self.doubled,
+            "disordered": self.disordered,
+            "never_sent": self.unknown,
+            "open": self.open,
+            "wrong": len(self.wrong),
+        }
 
     def lines(self) -> list[str]:
         table = [f"{'fault':34} {'times':>5}   seconds until rows flow again, median"]
@@ -627,6 +645,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
     parser.add_argument("--cluster", action="store_true", help="on a standalone cluster of two workers")
+    parser.add_argument("--record", type=Path, help="keep the result in this file, for make proof")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers and drivers end with it
     folder, began = Path(tempfile.mkdtemp(prefix="penstock-chaos-")), time.monotonic()
@@ -635,10 +654,16 @@ def main() -> int:
         sys.stdout.write(f"{time.monotonic() - began:7.1f}  {line}\n")
         sys.stdout.flush()
 
-    with world(folder, brokers=given.brokers, cluster=given.cluster) as around:
+    where = f"{given.brokers} broker{'s' if given.brokers > 1 else ''}, {'two workers' if given.cluster else 'local'}"
+    options = " ".join([f"--brokers {given.brokers}"] * (given.brokers > 1) + ["--cluster"] * given.cluster)
+    again = f"make chaos-real-time FAULTS={given.faults} SEED={given.seed}" + (f' ON="{options}"' if options else "")
+    with (
+        recorded(given.record, where, again, given.seed) as numbers,
+        world(folder, brokers=given.brokers, cluster=given.cluster) as around,
+    ):
         rounds = draw(random.Random(given.seed), given.faults, around.weights)
         report = torment(around, rounds, say)
-    where = f"{given.brokers} broker{'s' if given.brokers > 1 else ''}, {'two workers' if given.cluster else 'local'}"
+        numbers |= report.numbers
     lines = [*report.lines(), f"seed {given.seed}, {where}, {(time.monotonic() - began) / 60:.1f} minutes"]
     if report.ok:
         shutil.rmtree(folder, ignore_errors=True)

@@ -65,9 +65,10 @@ def _require_fresh(storage: LocalStorage, trusted: Collection[str]) -> None:
     )
 
 
-def spark_log_at(location: str, spark: SparkSession, *, known: bool = True) -> SparkLog:
-    """`known`: see `SparkLog`."""
-    return SparkLog(storage_at(location, spark), state_format=str(spark.conf.get(STATE_FORMAT, "1")), known=known)
+def spark_log_at(location: str, spark: SparkSession, *, known: bool = True, positions: int = 0) -> SparkLog:
+    """`known` and `positions`: see `SparkLog`."""
+    state_format = str(spark.conf.get(STATE_FORMAT, "1"))
+    return SparkLog(storage_at(location, spark), state_format=state_format, known=known, positions=positions)
 
 
 # Each of these checks raises before anything is touched.

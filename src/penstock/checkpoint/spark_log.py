@@ -95,9 +95,11 @@ class Barrier:
 class SparkLog:
     """One query's checkpoint folder, as far as recovery needs it."""
 
-    def __init__(self, storage: Storage, *, state_format: str = "1", known: bool = True) -> None:
-        """`known`: whether the format that this version of Spark writes is known even where there is no example."""
+    def __init__(self, storage: Storage, *, state_format: str = "1", known: bool = True, positions: int = 0) -> None:
+        """`known`: whether the format that this version of Spark writes is known even where there is no example.
+        `positions`: how many the program's barriers have; 0 where that is not known."""
         self.storage, self._known, self.state_format = storage, known, state_format
+        self._positions, self._counted = max(1, positions), positions == 1
         self._query_id: str | None = None
         self._synced: bool | None = None  # False: the storage has no way to
         self._stateful: bool | None = None
@@ -295,7 +297,8 @@ class SparkLog:
     def remove_torn(self, name: str) -> None:
         """Remove a torn file, and what Spark keeps beside it: a checksum of another content would condemn ours."""
         self.storage.delete(checksum_file(name))
-        if name == QUERY_ID or _is_torn(self.storage.read(name) or b""):
+        data = self.storage.read(name) or b""
+        if name == QUERY_ID or _is_torn(data) or (name.startswith(OFFSETS) and self._lacks_positions(name, data)):
             self.storage.delete(name)
 
     def remove(self, name: str) -> None:
@@ -327,7 +330,22 @@ class SparkLog:
 
     def _whole(self, folder: str, number: int) -> bytes | None:
         data = self.storage.read(f"{folder}/{number}")
-        return None if data is None or _is_torn(data) else data
+        if data is None or _is_torn(data) or (folder == OFFSETS and self._lacks_positions(f"{folder}/{number}", data)):
+            return None
+        return data
+
+    def _lacks_positions(self, name: str, data: bytes) -> bool:
+        """Whether a barrier was cut at the end of a line. All of a log have as many positions as the oldest, which is
+        the last to be lost."""
+        version, *lines = data.rstrip(b"\n").split(b"\n")
+        if version != _V1.encode():
+            return False
+        if not self._counted and (numbers := self._numbers(OFFSETS)):
+            oldest = layout.offsets(min(numbers))
+            first = self.storage.read(oldest) or b""
+            if oldest != name and not _is_torn(first):
+                self._positions, self._counted = max(1, first.rstrip(b"\n").count(b"\n") - 1), True
+        return len(lines) - 1 < self._positions
 
     def format_known(self, epoch: int, barrier: Barrier) -> bool:
         """Whether `commits/N` for this barrier can be written."""

@@ -377,7 +377,8 @@ class QueryRunner:
             liveness.stop(query, self.plan.uid)
 
     def _spark_log(self) -> SparkLog:
-        return spark_log_at(self.checkpoint, self._spark, known=version_of(self._spark).log_known)
+        known, positions = version_of(self._spark).log_known, len(self.plan.positions)
+        return spark_log_at(self.checkpoint, self._spark, known=known, positions=positions)
 
     def _on_complete(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:

@@ -21,7 +21,7 @@ from penstock.naming import refuse_link, safe_name
 from penstock.progress import Counter, Progress, silent
 from penstock.storage.durable import ensure_folder, sync, sync_below, sync_file_system, syncs_as_one
 from penstock.storage.storage import AlreadyExists, Storage, storage_errors
-from penstock.storage.tree import AT_ONCE, StagedFile, Tree
+from penstock.storage.tree import AT_ONCE, StagedFile, Tree, checksum_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -253,6 +253,8 @@ class LocalTree(Tree):
     def sync_all(self, progress: Progress = silent) -> None:
         with storage_errors(f"syncing {self.root}"):
             paths = [self._at(name) for name in self.files()]
+            # Hadoop's checksums count as well: it refuses a file whose checksum is cut.
+            paths += [crc for path in paths if (crc := path.with_name(checksum_file(path.name))).exists()]
             counter = Counter(progress, "syncing", len(paths), "files")
             folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(self.root)}
             with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:

@@ -1,6 +1,6 @@
 """Run many histories, or look for planted bugs: see `make simulate`.
 
-    python -m tests.support.simulation --histories 100000 [--seconds 60] [--from SEED] [--only SEED]
+    python -m tests.support.simulation --histories 100000 [--seconds 60] [--from SEED] [--only SEED] [--record FILE]
     python -m tests.support.simulation --planted [--histories 20000] [--bug TEXT]
     python -m tests.support.simulation --stories
 
@@ -18,6 +18,8 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 # Order in sets of text is part of a history.
 if os.environ.get("PYTHONHASHSEED") != "0":
@@ -25,6 +27,7 @@ if os.environ.get("PYTHONHASHSEED") != "0":
     os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
 
 from penstock.kafka.connections import kafka_python
+from tests.support.proof import recorded
 from tests.support.simulation.planted import BUGS, OF_SINKS, RARE, SPARE
 from tests.support.simulation.shrink import simplest, told
 from tests.support.simulation.stories import run_all
@@ -79,7 +82,7 @@ def block(first: int) -> Tally:
     return tally
 
 
-def simulate(first: int, histories: int, seconds: float, workers: int) -> Tally:
+def simulate(first: int, histories: int, seconds: float, workers: int, numbers: dict[str, Any]) -> Tally:
     kafka_python()  # before the workers are forked, which would import it each
     total, began = Tally(), _clock()
     blocks = range(first, first + histories, _BLOCK)
@@ -103,6 +106,19 @@ def simulate(first: int, histories: int, seconds: float, workers: int) -> Tally:
     print(f"seeds {first:,} to {first + total.histories - 1:,}; histories with anomalies: {len(total.failed)}")
     if total.failed:
         print(f"their seeds: {', '.join(map(str, sorted(total.failed)[:20]))}")
+    numbers |= {
+        "ok": not total.failed,
+        "histories": total.histories,
+        "a_minute": round(rate * 60),
+        "ms_of_a_core": round(own * 1000, 1),
+        "workers": workers,
+        "steps": total.steps,
+        "starts": total.starts,
+        "faults": dict(total.faults.most_common()),
+        "reported": dict(total.reported),
+        "anomalies": len(total.failed),
+        "failed_seeds": sorted(total.failed)[:20],
+    }
     return total
 
 
@@ -132,20 +148,28 @@ def _find(given: tuple[str, int]) -> tuple[str, int, float, int, str]:
     return find(*given)
 
 
-def planted(most: int, workers: int, only: str) -> bool:
+def planted(most: int, workers: int, only: str, numbers: dict[str, Any]) -> bool:
     names = [name for name in BUGS if only in name and (only or name not in {*SPARE, *RARE})]
     kafka_python()
     print(f"{'planted bug':<56} {'histories':>9} {'seconds':>8} {'faults':>6}  found as")
-    missed = []
+    missed, bugs = [], {}
     with multiprocessing.get_context("fork").Pool(workers, _settle) as pool:
         for name, histories, seconds, faults, anomaly in pool.imap_unordered(_find, [(name, most) for name in names]):
             if not anomaly:
                 missed.append(name)
             shown = anomaly[:70] if anomaly else "NOT FOUND"
+            bugs[name] = {"found": bool(anomaly), "histories": histories, "core_seconds": round(seconds, 1)}
+            bugs[name] |= {
+                "faults": faults,
+                "anomaly": anomaly[:120],
+                "of": "sinks" if name in OF_SINKS else "protocol",
+            }
             print(f"{name:<56} {histories:>9,} {seconds:>8.1f} {faults if anomaly else '':>6}  {shown}", flush=True)
     of_sinks = [name for name in names if name in OF_SINKS]
     found = f"{len(names) - len(missed)} of {len(names)} found"
     print(f"{found}; {len(names) - len(of_sinks)} are of the protocol, {len(of_sinks)} of sinks")
+    numbers |= {"ok": not missed, "most": most, "bugs": {name: bugs[name] for name in names}}
+    numbers["set_aside"] = SPARE | dict.fromkeys(sorted(RARE), "no drawn history has come to it")
     return not missed
 
 
@@ -159,6 +183,7 @@ def main() -> int:
     parser.add_argument("--bug", default="", help="of the planted ones, those with this text in their names")
     parser.add_argument("--stories", action="store_true", help="what once went wrong")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--record", type=Path, help="keep the result in this file, for make proof")
     given = parser.parse_args()
     if given.only is not None:
         explain(given.only)
@@ -167,9 +192,14 @@ def main() -> int:
         failed = run_all()
         print("\n\n".join(failed))
         return 1 if failed else 0
+    command = f"make simulate HISTORIES={given.histories}"
     if given.planted:
-        return 0 if planted(given.histories, given.workers, given.bug) else 1
-    total = simulate(given.first, given.histories, given.seconds, given.workers)
+        kept = None if given.bug else given.record  # a part of the bugs is no result
+        with recorded(kept, "planted", f"{command} PLANTED=1", 0) as numbers:
+            found = planted(given.histories, given.workers, given.bug, numbers)
+        return 0 if found else 1
+    with recorded(given.record, "histories", f"{command} SEED={given.first}", given.first) as numbers:
+        total = simulate(given.first, given.histories, given.seconds, given.workers, numbers)
     for seed in sorted(total.failed)[:3]:
         explain(seed)
     return 1 if total.failed else 0

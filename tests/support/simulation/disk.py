@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import io
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -23,10 +24,53 @@ from tests.support.simulation.schedule import Scheduler
 _NOTHING = -1
 
 
+class _Names(dict[str, int]):
+    """Files by name, and what each folder holds: folders are listed and synced all the time."""
+
+    def __init__(self, names: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        self.folders: dict[str, dict[str, int]] = {}  # folder: entry: how many files there or below
+        for name, number in (names or {}).items():
+            self[name] = number
+
+    def __setitem__(self, name: str, number: int) -> None:
+        if name not in self:
+            for folder, entry in _way(name):
+                entries = self.folders.setdefault(folder, {})
+                entries[entry] = entries.get(entry, 0) + 1
+        super().__setitem__(name, number)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        for folder, entry in _way(name):
+            entries = self.folders[folder]
+            entries[entry] -= 1
+            if not entries[entry]:
+                del entries[entry]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name not in self:
+            return super().pop(name, *default)
+        number = self[name]
+        del self[name]
+        return number
+
+    def files(self, folder: str) -> list[str]:
+        """Their names, of those in the folder itself."""
+        paths = [f"{folder}/{entry}" for entry in self.folders.get(folder, ())]
+        return [path for path in paths if path in self]
+
+
+@lru_cache(20_000)
+def _way(name: str) -> tuple[tuple[str, str], ...]:
+    """The folders that lead to a file, each with its entry."""
+    parts = name.split("/")
+    return tuple(("/".join(parts[:depth]), part) for depth, part in enumerate(parts))
+
+
 class Disk:
     def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self.safe: dict[str, int] = {}
+        self.names, self.safe = _Names(), _Names()
         self.content: dict[int, bytes] = {}
         self.synced: dict[int, bytes] = {}
         self.next = 0
@@ -51,9 +95,7 @@ class Disk:
         return [name for name in self.names if name.startswith(start)]
 
     def entries(self, folder: str) -> list[str]:
-        start = f"{folder}/" if folder else ""
-        length = len(start)
-        return sorted({name[length:].partition("/")[0] for name in self.names if name.startswith(start)})
+        return sorted(self.names.folders.get(folder, ()))
 
     # What is safe
 
@@ -62,10 +104,11 @@ class Disk:
         self.synced[number] = self.content[number]
 
     def sync_folder(self, folder: str) -> None:
-        start, length, names, safe = f"{folder}/", len(folder) + 1, self.names, self.safe
-        for name in [name for name in names if name.startswith(start) and name.find("/", length) < 0]:
-            safe[name] = names[name]
-        for name in [name for name in safe if name.startswith(start) and name.find("/", length) < 0]:
+        names, safe = self.names, self.safe
+        for name in names.files(folder):
+            if safe.get(name) != (number := names[name]):
+                safe[name] = number
+        for name in safe.files(folder):
             if name not in names:
                 del safe[name]
 
@@ -101,7 +144,7 @@ class Disk:
             if name not in after and number in self.names.values() and number not in after.values():
                 after[name] = number
                 told.append(f"{name} is back")
-        self.names = after
+        self.names = _Names(after)
         for name, number in sorted(after.items()):
             if number not in self.synced:
                 if random.random() < 0.5:
@@ -110,12 +153,18 @@ class Disk:
                 self.synced[number] = self.content[number]
             else:
                 self.content[number] = self.synced[number]
-        self.safe = dict(after)
+        self.safe = _Names(after)
         return told
 
 
 def _lost() -> LedgerError:
     return LedgerError("The storage did not answer.", safe="nothing was decided.", to_do="wait.")
+
+
+@lru_cache(20_000)
+def _label(verb: str, path: str) -> str:
+    folder = path if verb == "list" else path.rpartition("/")[0]
+    return f"{verb}-{folder.rpartition('/')[2]} {path}"
 
 
 class DiskStorage(Storage):
@@ -134,8 +183,7 @@ class DiskStorage(Storage):
 
     def _call(self, verb: str, path: str, work: Callable[[], Any]) -> Any:
         """A class of its own for each folder: decisions, claims and generations are looked for by it."""
-        folder = path if verb == "list" else path.rpartition("/")[0]
-        return self._schedule.call(f"{verb}-{folder.rpartition('/')[2]} {path}", work, self._lose)
+        return self._schedule.call(_label(verb, path), work, self._lose)
 
     def create(self, name: str, data: bytes) -> None:
         path, disk = self._at(name), self.disk

@@ -10,13 +10,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.checkpoint import inflight as logs
+from penstock.checkpoint import spark_log
 from penstock.deadline import Deadline
 from penstock.engine import attempt, committers, coordinator, drainer, driver, inflight, task
 from penstock.ops.process import lease_holder
@@ -38,6 +39,9 @@ class _Uncompressed(pa.ipc.IpcWriteOptions):  # type: ignore[misc]
 
 _READ, _open = pa.ipc.IpcReadOptions(use_threads=False), pa.ipc.open_stream
 
+
+# A start looks at the same few files of Spark's log again and again.
+_is_torn = lru_cache(5_000)(spark_log._is_torn)
 
 _NO_FIELDS = contextlib.nullcontext()
 
@@ -229,6 +233,7 @@ def world_of(world: World) -> Iterator[None]:
         (secrets, "token_hex", world.token),
         (driver, "bound", _no_fields),
         (drainer, "bound", _no_fields),
+        (spark_log, "_is_torn", _is_torn),
         (drainer, "threading", threads),
         (drainer, "ThreadPoolExecutor", InlinePool),
         (logs, "threading", threads),

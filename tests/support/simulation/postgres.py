@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import psycopg
@@ -152,9 +153,7 @@ class Session:
         return psycopg.OperationalError("server closed the connection unexpectedly")
 
     def ask(self, statement: str, *parameters: Any) -> Rows:
-        statement = " ".join(statement.split())
-        named = next((one or other for one, other in _NAMED.findall(statement)), "")
-        label = _label(statement, named)
+        statement, named, label = _understood(statement)
 
         def work() -> Rows:
             # A request that comes late may find its session gone; one that needs none is carried out all the same.
@@ -276,6 +275,14 @@ class Session:
                 session.end()
                 ended += 1
         return ended
+
+
+@lru_cache(5_000)
+def _understood(statement: str) -> tuple[str, str, str]:
+    """A statement in one line, what it names, and its label."""
+    statement = " ".join(statement.split())
+    named = next((one or other for one, other in _NAMED.findall(statement)), "")
+    return statement, named, _label(statement, named)
 
 
 def _label(statement: str, named: str) -> str:

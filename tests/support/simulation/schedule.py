@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -72,7 +71,7 @@ class Process:
     number: int
     name: str
     calls: int = 0
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: dict[str, int] = field(default_factory=dict)
     dead: bool = False
     until_step: int = 0
     until_time: float = 0.0
@@ -218,14 +217,15 @@ class Scheduler:
         """Carry out `work`, unless a fault happens here. The first word of the label is its class. `lose` makes the
         error of a client that gets no answer; without it there is no way between the two on which one could be
         lost. `steady`: the process may die here, and does not stand still."""
-        process = self.process
+        assert self.current is not None
+        process = self.current.process
         if process.dead:
             raise Killed
         self.steps += 1
         self.now += _LATENCY
         process.calls += 1
         kind = label.partition(" ")[0]
-        process.seen[kind] += 1
+        process.seen[kind] = process.seen.get(kind, 0) + 1
         if self._late:
             self._deliver()
         if self._quantum and not steady:
@@ -237,6 +237,17 @@ class Scheduler:
         if lose is not None and process.cut_off_until > self.now:
             self.sleep(_CUT_OFF)
             raise lose()
+        faults, number = self._faults, process.number
+        if faults and ((number, "", process.calls) in faults or (number, kind, process.seen[kind]) in faults):
+            return self._disturbed(label, kind, work, lose, steady)
+        if process.dead:
+            raise Killed
+        return work()
+
+    def _disturbed(
+        self, label: str, kind: str, work: Callable[[], _T], lose: Callable[[], Exception] | None, steady: bool
+    ) -> _T:
+        process = self.process
         due = self._faults.pop((process.number, "", process.calls), [])
         due += self._faults.pop((process.number, kind, process.seen[kind]), [])
         waits = 0.0

@@ -57,7 +57,10 @@ _STILL = {"pause", "stall"}
 
 SINKS = ("kafka", "postgres", "staged", "files", "s3")
 LOGGED = ("unaligned", "timeout", "concurrent")  # the modes with an in-flight log
-PROFILES = (*["mixed"] * 4, "takeovers", "takeovers", "losses", "powers", "queues", "twins", "answers")
+PROFILES = (
+    *["mixed"] * 4, "takeovers", "takeovers", "losses", "powers", "queues", "twins", "answers", "standstills",
+    "expiries",
+)  # fmt: skip
 OFTEN = ("aligned", "aligned", "aligned", *LOGGED)
 
 
@@ -562,7 +565,7 @@ class Spark:
             sinks=world.sinks,
             sources=(),
             ledger=ledger,
-            log=SparkLog(self.storage("spark")),
+            log=SparkLog(self.storage("spark"), positions=1),
             events=events,
             body=self._body,  # type: ignore[arg-type]
             executed_plan=_Plan,
@@ -761,6 +764,9 @@ def chance(
     if profile in ("takeovers", "twins") and not setup.lease:
         setup = replace(setup, quantum=random.choice((1, 3, 9, 30)))
         return setup, (_takeovers if profile == "takeovers" else _twins)(random, chosen)
+    if profile in ("standstills", "expiries"):
+        setup = replace(setup, quantum=random.choice((1, 1, 3, 5, 9)))
+        return setup, (_standstills if profile == "standstills" else _expiries)(random, chosen)
     if profile == "losses":
         return setup, _losses(random, chosen)
     if profile == "answers":
@@ -809,6 +815,20 @@ def _losses(random: Random, chosen: Sequence[str]) -> list[Fault]:
         )
         for number in range(1, random.choice((2, 3, 4)))
     ]  # fmt: skip
+
+
+def _standstills(random: Random, chosen: Sequence[str]) -> list[Fault]:
+    """One driver that stands still at a sink, until the next one has done all that there is to do."""
+    classes = [name for kind in chosen for name in _CLASSES[kind]]
+    at, size = random.choice(classes), random.choice((60, 150, 300, 2000))
+    return [Fault(1, random.choice((1, 1, 2, 2, 3, 4, 6)), "pause", at, size)]
+
+
+def _expiries(random: Random, chosen: Sequence[str]) -> list[Fault]:
+    """One driver that lives, and once or twice loses what it has prepared."""
+    classes = [name for kind in chosen for name in _ENDINGS[kind]] + ["create-epochs", "create-backlog"]
+    count = random.choice((1, 1, 2))
+    return [Fault(1, random.choice((1, 2, 3, 4, 5, 6)), "expire", random.choice(classes)) for _ in range(count)]
 
 
 def _powers(random: Random, chosen: Sequence[str], classes: Sequence[str]) -> list[Fault]:

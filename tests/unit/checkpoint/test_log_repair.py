@@ -159,6 +159,23 @@ def test_a_torn_barrier_that_nobody_decided_on_is_cut_anew() -> None:
     assert world.files.read("offsets/.6.crc") is None
 
 
+def test_a_barrier_that_ends_before_the_position_of_its_last_source_is_cut_anew() -> None:
+    """The power failed when the disk had the file up to the end of a line. Spark stops at it in every start."""
+    world = World(0)
+    world.offset = '{{"t":{{"0":{}}}}}\n{{"u":{{"0":1}}}}'
+    for epoch in range(2):
+        world.cut(epoch)
+        world.decide(epoch)
+        world.files.create(f"commits/{epoch}", b'v1\n{"nextBatchWatermarkMs":70}')
+    world.offset = '{{"t":{{"0":{}}}}}'
+    world.cut(2)
+    found = look(world.ledger, world.log)
+    assert (found.epoch, found.barrier, found.damaged) == (2, False, True)
+    assert world.restored()
+    assert world.log.next_epoch() == (2, False)
+    assert world.files.list("offsets") == ["0", "1"]
+
+
 def test_a_barrier_that_was_lost_and_cut_anew_is_no_fault_where_the_decision_is_void() -> None:
     """Generation 1 decided when generation 2 had registered; the power failed; Spark has cut epoch 6 anew."""
     world = World()

@@ -51,7 +51,7 @@ def test_which_epoch_comes_next(log: SparkLog, storage: MemoryStorage) -> None:
     storage.create("commits/0", commit())
     assert log.next_epoch() == (1, False)
     for name in ("commits/9", "commits/10", "offsets/9", "offsets/10", "offsets/11"):
-        storage.create(name, commit())
+        storage.create(name, commit() if name.startswith("commits") else offsets())
     assert log.next_epoch() == (11, True)
     storage.create("offsets/.12.crc", b"")
     storage.create("offsets/12.tmp", b"")
@@ -316,6 +316,55 @@ def test_a_torn_commit_counts_as_not_written(log: SparkLog, storage: MemoryStora
     assert log.finish(0, 7)
     assert storage.read("commits/0") == commit(7)
     assert storage.read("commits/.0.crc") is None
+
+
+LEFT, RIGHT = '{"orders":{"0":12}}', '{"payments":{"0":7}}'
+AT_THE_END_OF_A_LINE = [offsets(None)[: -len('\n{"orders":{"0":12,"1":7}}')], offsets(None, LEFT), offsets(None, "-")]
+
+
+@pytest.mark.parametrize("newline", [b"", b"\n"])
+@pytest.mark.parametrize("data", AT_THE_END_OF_A_LINE)
+def test_a_barrier_without_the_positions_of_all_sources_is_torn(
+    log: SparkLog, storage: MemoryStorage, data: bytes, newline: bytes
+) -> None:
+    """Spark would stop in every start: it has more sources than positions."""
+    for epoch in (1, 2):
+        storage.create(f"offsets/{epoch}", offsets(None, LEFT, RIGHT))
+        storage.create(f"commits/{epoch}", commit())
+    storage.create("offsets/3", data + newline)
+    assert log.next_epoch() == (3, False)
+    assert log.torn() == ["offsets/3"]
+    log.remove_torn("offsets/3")
+    assert storage.list("offsets") == ["1", "2"]
+    storage.create("offsets/3", offsets(None, LEFT, RIGHT) + newline)
+    assert (log.next_epoch(), log.torn()) == ((3, True), [])
+
+
+@pytest.mark.parametrize("data", AT_THE_END_OF_A_LINE)
+def test_of_the_first_barrier_the_program_knows_how_many_positions_it_has(storage: MemoryStorage, data: bytes) -> None:
+    log = SparkLog(storage, positions=2)
+    storage.create("offsets/0", data)
+    assert (log.next_epoch(), log.torn()) == ((0, False), ["offsets/0"])
+    log.remove_torn("offsets/0")
+    storage.create("offsets/0", offsets(None, "-", RIGHT))
+    assert (log.next_epoch(), log.torn()) == ((0, True), [])
+
+
+def test_a_program_that_has_more_sources_now_makes_no_barrier_torn(storage: MemoryStorage) -> None:
+    """It is refused; what its log holds stays."""
+    log = SparkLog(storage, positions=2)
+    for epoch in (0, 1):
+        storage.create(f"offsets/{epoch}", offsets(None, LEFT))
+    assert (log.next_epoch(), log.torn()) == ((1, True), [])
+
+
+def test_a_torn_barrier_does_not_say_how_many_positions_there_are(storage: MemoryStorage) -> None:
+    log = SparkLog(storage, positions=2)
+    storage.create("offsets/0", b"v1")
+    storage.create("offsets/1", offsets(None, LEFT))
+    assert (log.next_epoch(), log.torn()) == ((0, False), ["offsets/0", "offsets/1"])
+    storage.create("offsets/2", offsets(None, LEFT, RIGHT))
+    assert log.next_epoch() == (2, True)
 
 
 def test_a_file_of_another_version_is_not_taken_for_torn(log: SparkLog, storage: MemoryStorage) -> None:

@@ -318,6 +318,7 @@ def test_what_spark_wrote_is_synced_file_by_file_and_folder_by_folder(
     root = tmp_path / "savepoint"
     (root / "queries" / "in" / "state").mkdir(parents=True)
     (root / "queries" / "in" / "state" / "part-0.parquet").write_bytes(b"x")
+    (root / "queries" / "in" / "state" / ".part-0.parquet.crc").write_bytes(b"crc")
     synced, real = set(), os.fsync
 
     def fsync(fd: int) -> None:
@@ -327,7 +328,8 @@ def test_what_spark_wrote_is_synced_file_by_file_and_folder_by_folder(
     monkeypatch.setattr(os, "fsync", fsync)
     LocalTree(root).sync_all()
     folders = {".", "savepoint", "savepoint/queries", "savepoint/queries/in", "savepoint/queries/in/state"}
-    assert folders | {"savepoint/queries/in/state/part-0.parquet"} <= synced
+    files = {"savepoint/queries/in/state/part-0.parquet", "savepoint/queries/in/state/.part-0.parquet.crc"}
+    assert folders | files <= synced, "Spark refuses a file whose checksum is cut"
 
 
 def test_state_is_linked_and_positions_are_copied(tmp_path: Path) -> None:
