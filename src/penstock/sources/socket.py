@@ -10,16 +10,15 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.option import size
 from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.sink import Finding
 from penstock.contracts.source import Source
 from penstock.errors import (
-    AccessDenied,
     ConfigurationError,
     PenstockError,
     PositionsLost,
@@ -29,13 +28,14 @@ from penstock.errors import (
 )
 from penstock.sources.journal import Journal, read_identity, require_same
 from penstock.sources.streams import register, stream_reader
+from penstock.storage.local import folder_warnings
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.contracts.sink import CheckContext, Finding
+    from penstock.contracts.sink import CheckContext
 
 log = logging.getLogger("penstock")
 
@@ -85,7 +85,7 @@ class SocketSource(Source):
                 f"{journal} cannot be the journal of a socket: it is not on a local disk.",
                 to_do="give a folder on the driver's machine; it has to sync what it writes, and to lock.",
             )
-        self._folders: dict[str, Path] = {}
+        self._scratch = Path(tempfile.gettempdir()) / f"penstock-lines-{uuid.uuid4().hex}"  # where there is no journal
         self._receivers: dict[str, Receiver] = {}
         self._committed: dict[str, dict[str, tuple[int, ...]]] = {}  # of each reader, the last two epochs
 
@@ -107,15 +107,10 @@ class SocketSource(Source):
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         """Looks the host up and the journal over. It does not connect: many a server takes one connection only."""
+        warnings: list[str] = []
         if self.journal is not None:
-            nearest = next(folder for folder in (self.journal, *self.journal.parents) if folder.exists())
-            if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-                raise AccessDenied(
-                    f"{nearest} is not a folder that this user may write, so the journal of {uid!r} cannot be in it.",
-                    to_do="grant the right to write, or choose another folder.",
-                )
-            if nearest == self.journal:
-                require_own(nearest)
+            warnings = folder_warnings(self.journal, "a journal")
+            require_own(self.journal)
             require_same(self.journal, read_identity(self.journal), context.job, uid)
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
@@ -125,7 +120,7 @@ class SocketSource(Source):
                 safe="nothing was started.",
                 to_do="correct the name, or see to the name service.",
             ) from error
-        return ()
+        return [Finding(uid, text) for text in warnings]
 
     @property
     def identified(self) -> bool:
@@ -150,16 +145,16 @@ class SocketSource(Source):
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:
         # Without a journal, positions follow the clock: those of an earlier run must never come again.
         first = time.time_ns() if self.journal is None else 0
-        opener = partial(Journal, self._place(uid), job=job, source=uid, start=first)
-        receiver = Receiver(self.host, self.port, opener, longest_line=self.max_line_bytes)
-        receiver.start()
-        self._committed[uid], self._receivers[uid] = dict.fromkeys(readers, ()), receiver
+        journal = Journal(self._place(uid), job=job, source=uid, start=first)
+        self._committed[uid] = dict.fromkeys(readers, ())
+        self._receivers[uid] = Receiver(self.host, self.port, journal, longest_line=self.max_line_bytes)
+        self._receivers[uid].start()
 
     def completed(self, uid: str, reader: str, offset: Any) -> None:
-        positions = self._committed.get(uid)
-        if positions is None or uid not in self._receivers:
+        if uid not in self._receivers:
             return
         # Spark has not logged the epoch that is just committed, and might ask for it again; not for those before it.
+        positions = self._committed[uid]
         positions[reader] = (*positions.get(reader, ())[-1:], int(offset["position"]))
         if all(len(epochs) == 2 for epochs in positions.values()):
             free = min(epochs[0] for epochs in positions.values())
@@ -168,8 +163,7 @@ class SocketSource(Source):
     def stop(self) -> None:
         for uid in list(self._receivers):
             self._receivers.pop(uid).stop()
-            if self.journal is None:
-                shutil.rmtree(self._place(uid), ignore_errors=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def describe(self) -> str:
         return f"lines from {self.host}:{self.port}"
@@ -181,87 +175,63 @@ class SocketSource(Source):
         return {**self.__dict__, "_receivers": {}}  # a thread and its connection stay in their process
 
     def _place(self, uid: str) -> Path:
-        if self.journal is not None:
-            return self.journal
-        if uid not in self._folders:
-            self._folders[uid] = Path(tempfile.gettempdir()) / f"penstock-lines-{uuid.uuid4().hex}"
-        return self._folders[uid]
+        return self._scratch / uid if self.journal is None else self.journal
 
 
 class Receiver:
     """Receives lines into a journal, in a thread of the driver, over a connection that is renewed until `stop`. A line
     counts as received when the journal has it durably. While the disk is slow or full, the sender is held up."""
 
-    def __init__(self, host: str, port: int, opener: Callable[[], Journal], *, longest_line: int) -> None:
-        self._host, self._port, self._opener, self._longest = host, port, opener, longest_line
-        self._journal: Journal | None = None
+    def __init__(self, host: str, port: int, journal: Journal, *, longest_line: int) -> None:
+        self._host, self._port, self._journal, self._longest = host, port, journal, longest_line
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
-        self._silent = False
+        self._pause = _FIRST_PAUSE
 
     def start(self) -> None:
-        """Open the journal and begin. Raises what no retry can cure; anything else, such as a full disk, is retried."""
-        self._try_to_open()
         self._thread.start()
 
     def stop(self) -> None:
         """Everything received is in the journal when this returns."""
         self._ending.set()
         self._thread.join()
-        if self._journal is not None:
-            self._journal.close()
+        self._journal.close()
 
     def trim(self, position: int) -> None:
         """Let go of what lies before `position`. Never fatal: it is tried again with the next epoch."""
         try:
-            if self._journal is not None:
-                self._journal.trim(position)
+            self._journal.trim(position)
         except PenstockError as error:
             log.warning("the journal could not be trimmed: %s", error)
 
-    def _try_to_open(self) -> None:
-        try:
-            self._journal = self._opener()
-        except PenstockError as error:
-            if not error.retryable:
-                raise
-            log.warning("%s", error)
-
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
         try:
-            while self._journal is None and not self._ending.wait(_DISK_PAUSE):
-                self._try_to_open()
-            while self._journal is not None and not self._ending.is_set():
-                pause = _FIRST_PAUSE if self._connection(self._journal) else min(pause * 2, _LONGEST_PAUSE)
-                self._ending.wait(pause)
+            while not self._ending.is_set():
+                try:
+                    self._connect()
+                except OSError as error:
+                    if self._pause == _FIRST_PAUSE:
+                        log.warning("no connection to %s:%d, trying on: %s", self._host, self._port, error)
+                    self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+                self._ending.wait(self._pause)
         except Superseded as error:
             log.warning("%s", error)
         except PenstockError as error:
             log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
-            if self._journal is not None:
-                self._journal.report(error)
+            self._journal.report(error)
 
-    def _connection(self, journal: Journal) -> bool:
-        """One connection, from its beginning to its end; False where there was none."""
-        try:
-            with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
-                # Where no process listens on a port of this machine, TCP may connect a socket to itself.
-                if connection.getsockname() == connection.getpeername():
-                    return False
-                log.info("receiving from %s:%d", self._host, self._port)
-                self._silent = False
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                connection.settimeout(_LOOK_SECONDS)
-                self._receive(connection, journal)
-                return True
-        except OSError as error:
-            if not self._silent:
-                log.warning("no connection to %s:%d, trying on: %s", self._host, self._port, error)
-            self._silent = True
-            return False
+    def _connect(self) -> None:
+        """One connection, from its beginning to its end."""
+        with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
+            if connection.getsockname() == connection.getpeername():
+                raise ConnectionRefusedError("no process listens on the port, and TCP connected the socket to itself")
+            log.info("receiving from %s:%d", self._host, self._port)
+            self._pause = _FIRST_PAUSE
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.settimeout(_LOOK_SECONDS)
+            self._receive(connection)
 
-    def _receive(self, connection: socket.socket, journal: Journal) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         rest = b""
         while not self._ending.is_set():
             try:
@@ -271,8 +241,8 @@ class Receiver:
             if not taken:
                 break
             lines, rest = whole_lines(rest + taken)
-            if lines and not self._append(lines, journal):
-                return
+            if lines:
+                self._append(lines)
             if len(rest) > self._longest:
                 raise ValueTooLarge(
                     f"A line from {self._host}:{self._port} is longer than {self._longest:,} bytes.",
@@ -282,26 +252,24 @@ class Receiver:
         if rest:
             log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
 
-    def _append(self, lines: bytes, journal: Journal) -> bool:
-        """Append as often as it takes, while the sender waits; False where a stop comes first. Lines that are in the
+    def _append(self, lines: bytes) -> None:
+        """Append as often as it takes, while the sender waits; raises where a stop comes first. Lines that are in the
         journal are never appended again, whatever failed after that."""
-        failing, before = False, journal.end
-        while journal.end == before:
+        failing, before = False, self._journal.end
+        while self._journal.end == before:
             try:
-                journal.append(lines)
+                self._journal.append(lines)
             except PenstockError as error:
                 if not error.retryable or isinstance(error, Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)
                 failing = True
-                journal.report(error)
-                if self._ending.wait(_DISK_PAUSE) and journal.end == before:
-                    log.warning("stopped with %d bytes received that could not be kept", len(lines))
-                    return False
+                self._journal.report(error)
+                if self._ending.wait(_DISK_PAUSE):
+                    raise
         if failing:
-            journal.report(None)
-        return True
+            self._journal.report(None)
 
 
 def whole_lines(data: bytes) -> tuple[bytes, bytes]:

@@ -6,12 +6,14 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, MissingExtra, TableMissing
-from penstock.sinks.files import check_folder, is_local, output_path
+from penstock.sinks.files import is_local, output_path
+from penstock.storage.local import folder_warnings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,7 +76,8 @@ class TableSink(TwoPhaseSink):
                 f"{', '.join(self.partition_by)}.",
                 to_do="leave partition_by out: an existing table keeps its partitions.",
             )
-        return check_folder(folder, uid, what="a table") if folder is not None and is_local(folder) else ()
+        local = folder is not None and is_local(folder)
+        return [Finding(uid, text) for text in (folder_warnings(Path(folder or ""), "a table") if local else ())]
 
 
 @dataclass(frozen=True, repr=False)
