@@ -233,10 +233,7 @@ def _connect(endpoint: str | None, region: str | None) -> Any:
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise MissingExtra(
-            f"S3 needs boto3, which cannot be imported ({error}).",
-            to_do="pip install 'penstock[s3]' where the driver and the workers run.",
-        ) from error
+        raise MissingExtra.of("S3", "s3", error) from error
     config = Config(
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,

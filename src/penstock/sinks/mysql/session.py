@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock import errors
 from penstock.deadline import Deadline
-from penstock.sinks.sql.faults import ErrorMapper, Fault, Rule, missing_extra
+from penstock.sinks.sql.faults import ErrorMapper, Fault, Rule
 
 SYSTEM = "MySQL"
 DUPLICATE, NO_TABLE, NO_SUCH_THREAD, XA_UNKNOWN, LOCK_TIMEOUT, DEADLOCK = 1062, 1146, 1094, 1397, 1205, 1213
@@ -144,7 +144,7 @@ class Session:
         try:
             import pymysql
         except ImportError as error:
-            raise missing_extra("MySQL or MariaDB", "mysql", error) from error
+            raise errors.MissingExtra.of("Writing to MySQL or MariaDB", "mysql", error) from error
         self._errors: Any = pymysql.err
         # The server's wait for a lock ends well before our wait for the server.
         locks = max(1, min(math.ceil(login.lock_timeout), math.floor(seconds / 2)))

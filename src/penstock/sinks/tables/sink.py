@@ -128,7 +128,7 @@ class DeltaSink(TableSink):
         try:
             from penstock.sinks.tables.delta import DeltaTarget
         except ImportError as error:
-            raise _missing_package("Delta", "deltalake", error) from error
+            raise MissingExtra.of("The Delta sink", "delta", error) from error
         return DeltaTarget(self.path, self.storage_options, self.partition_by, scope)
 
 
@@ -189,7 +189,7 @@ class IcebergSink(TableSink):
         try:
             from penstock.sinks.tables.iceberg import IcebergTarget
         except ImportError as error:
-            raise _missing_package("Iceberg", "pyiceberg", error) from error
+            raise MissingExtra.of("The Iceberg sink", "iceberg", error) from error
         return IcebergTarget(self.table, self.catalog, self.properties, self.partition_by, scope)
 
 
@@ -200,10 +200,3 @@ def public_address(address: str) -> str:
     parts = urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
-def _missing_package(kind: str, package: str, error: ImportError) -> MissingExtra:
-    return MissingExtra(
-        f"The {kind} sink needs the package {package}, which cannot be imported ({error}).",
-        to_do=f"pip install 'penstock[{kind.lower()}]'",
-    )
