@@ -23,6 +23,10 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
 from penstock.sinks.files.commit import attempt_name
@@ -33,7 +37,6 @@ from penstock.sinks.sql.tables import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
@@ -134,8 +137,6 @@ def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
 
 def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
     """One row for each key; null adds nothing, and stays null if there is no number."""
-    import pyarrow as pa
-
     names = [name for name in batch.schema.names if name != key]
     for name in names:
         if not pa.types.is_integer(batch.schema.field(name).type):
@@ -158,9 +159,6 @@ def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
 
 def _largest_sum(keys: pa.Array, column: pa.Array) -> float:
     """The largest sum of one key's numbers without their signs; Arrow's own sums would overflow silently."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     sizes = pc.abs(column.cast(pa.float64(), safe=False))
     total: float = pc.sum(sizes).as_py() or 0.0
     if total <= client.COUNTER_LIMIT:
@@ -171,9 +169,6 @@ def _largest_sum(keys: pa.Array, column: pa.Array) -> float:
 
 
 def _keys(column: pa.Array, prefix: str) -> list[Any]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     plain = _text(column, "key").cast(pa.large_binary())
     ahead, between = (pa.scalar(part, pa.large_binary()) for part in (prefix.encode(), b""))
     whole = pc.binary_join_element_wise(ahead, plain, between)
@@ -195,16 +190,11 @@ def _rendered(column: pa.Array, name: str) -> list[Any]:
 
 
 def has_lengths(kind: pa.DataType) -> bool:
-    from pyarrow import types
-
-    fits = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    fits = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(fit(kind) for fit in fits)
 
 
 def _text(column: pa.Array, name: str) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type
     is_a = pa.types
     if has_lengths(kind):
@@ -222,8 +212,6 @@ def _text(column: pa.Array, name: str) -> pa.Array:
 
 
 def _nulls(values: list[pa.Array]) -> list[bytes]:
-    import numpy as np
-
     valid = np.column_stack([column.is_valid().to_numpy(zero_copy_only=False) for column in values])
     complete: list[bool] = np.logical_and.reduce(valid, axis=1).tolist()
     digits, width = (valid + ord("0")).astype(np.uint8).tobytes(), len(values)
@@ -242,8 +230,6 @@ def portions(batch: pa.RecordBatch, sink: RedisSink) -> Iterator[tuple[Rows, int
 
 def _fits(batch: pa.RecordBatch) -> None:
     """Redis would drop the connection in the middle of a value that is too large, and appear unavailable."""
-    import pyarrow.compute as pc
-
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         longest = (pc.max(pc.binary_length(column)).as_py() or 0) if has_lengths(column.type) else 0
         if longest > LARGEST_VALUE:
