@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
@@ -58,6 +58,8 @@ class FileSource(Source):
     A file must be complete when it appears, and never change: write it elsewhere on the same file system, or under a
     name that begins with a dot or an underscore, and rename it.
     """
+
+    verifies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -161,10 +163,6 @@ class FileSource(Source):
     def _folder(self) -> str:
         path = local_path(self.path)
         return str(path) if path is not None else self.path.rstrip("/")
-
-    @property
-    def verifies(self) -> bool:
-        return True
 
     def verify(self, uid: str, read: EpochRead) -> None:
         start = -1 if read.start is None else int(read.start["logOffset"])

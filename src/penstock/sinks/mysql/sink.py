@@ -90,7 +90,8 @@ class MySqlSink(TwoPhaseSink):
         return Link("sink", uid, Guarantee.EXACTLY_ONCE, why)
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        from penstock.sinks.mysql.types import is_nested, of_spark
+        from penstock.sinks.files.text import is_nested
+        from penstock.sinks.mysql.types import of_spark
         from penstock.sinks.sql.tables import with_json
 
         # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DataError, SchemaMismatch
-from penstock.sinks.files.text import digits_of
+from penstock.sinks.files.text import digits_of, is_nested
 from penstock.sinks.sql.tables import Column, quoted
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ _SPARK = {
     "double": "double", "float": "float", "string": "string", "binary": "binary", "date": "date",
     "timestamp": "timestamp", "timestamp_ntz": "timestamp", "void": "string",
 }  # fmt: skip
-_NESTED = ("array<", "map<", "struct<", "variant")
 _ROUNDING = re.compile(r"(double|float|real)\(\d+,\d+\)")  # to so many digits behind the point
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")  # of an ENUM or a SET
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
@@ -65,11 +64,6 @@ _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 CHUNK = 8 << 20
 _NULL = "\\N"
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"))
-
-
-def is_nested(kind: DataType) -> bool:
-    """Whether a column of this Spark type becomes JSON."""
-    return kind.simpleString().startswith(_NESTED)
 
 
 def of_spark(name: str, kind: DataType) -> str:

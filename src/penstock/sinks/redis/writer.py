@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
 from penstock.sinks.files.commit import attempt_name
-from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
+from penstock.sinks.files.text import LOSSLESS, digits_of, is_nested, keys_as_text, refuse_keys
 from penstock.sinks.redis import client
 from penstock.sinks.sql.tables import quoted
 
@@ -74,7 +74,7 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
         )
     key_type = next(field.dataType for field in fields if field.name == key)
     values = [field for field in fields if field.name != key]
-    if _is_nested(key_type):
+    if is_nested(key_type):
         raise SchemaMismatch(f"The key {key!r} is a {key_type.simpleString()}.", to_do="make it a string first.")
     if mode == "counter":
         for field in values:
@@ -92,14 +92,10 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
     return frame.select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
 
 
-def _is_nested(kind: DataType) -> bool:
-    return kind.simpleString().startswith(("array", "map", "struct", "variant"))
-
-
 def _plain(column: Column, kind: DataType) -> Column:
     from pyspark.sql import functions as f
 
-    if _is_nested(kind):
+    if is_nested(kind):
         # Inside a struct, because to_json does not take every plain array; the wrapping is cut off again.
         text = f.to_json(
             f.struct(keys_as_text(column, kind).alias("v")), {**LOSSLESS["json"], "ignoreNullFields": "false"}
