@@ -10,7 +10,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,10 +146,10 @@ class SocketSource(Source):
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:
         # Without a journal, positions follow the clock: those of an earlier run must never come again.
         first = time.time_ns() if self.journal is None else 0
-        journal = Journal(self._place(uid), job=job, source=uid, start=first)
-        self._committed[uid] = dict.fromkeys(readers, ())
-        self._receivers[uid] = Receiver(self.host, self.port, journal, longest_line=self.max_line_bytes)
-        self._receivers[uid].start()
+        opener = partial(Journal, self._place(uid), job=job, source=uid, start=first)
+        receiver = Receiver(self.host, self.port, opener, longest_line=self.max_line_bytes)
+        receiver.start()
+        self._committed[uid], self._receivers[uid] = dict.fromkeys(readers, ()), receiver
 
     def completed(self, uid: str, reader: str, offset: Any) -> None:
         if uid not in self._receivers:
@@ -182,33 +183,49 @@ class Receiver:
     """Receives lines into a journal, in a thread of the driver, over a connection that is renewed until `stop`. A line
     counts as received when the journal has it durably. While the disk is slow or full, the sender is held up."""
 
-    def __init__(self, host: str, port: int, journal: Journal, *, longest_line: int) -> None:
-        self._host, self._port, self._journal, self._longest = host, port, journal, longest_line
+    def __init__(self, host: str, port: int, opener: Callable[[], Journal], *, longest_line: int) -> None:
+        self._host, self._port, self._opener, self._longest = host, port, opener, longest_line
+        self._journal: Journal | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
         self._pause = _FIRST_PAUSE
 
     def start(self) -> None:
+        """Open the journal and begin. Raises what no retry can cure; anything else, such as a full disk, is retried."""
+        self._journal = self._try_to_open()
         self._thread.start()
 
     def stop(self) -> None:
         """Everything received is in the journal when this returns."""
         self._ending.set()
         self._thread.join()
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def trim(self, position: int) -> None:
         """Let go of what lies before `position`. Never fatal: it is tried again with the next epoch."""
         try:
-            self._journal.trim(position)
+            if self._journal is not None:
+                self._journal.trim(position)
         except PenstockError as error:
             log.warning("the journal could not be trimmed: %s", error)
 
+    def _try_to_open(self) -> Journal | None:
+        try:
+            return self._opener()
+        except PenstockError as error:
+            if not error.retryable:
+                raise
+            log.warning("%s", error)
+            return None
+
     def _run(self) -> None:
         try:
-            while not self._ending.is_set():
+            while self._journal is None and not self._ending.wait(_DISK_PAUSE):
+                self._journal = self._try_to_open()
+            while self._journal is not None and not self._ending.is_set():
                 try:
-                    self._connect()
+                    self._connect(self._journal)
                 except OSError as error:
                     if self._pause == _FIRST_PAUSE:
                         log.warning("no connection to %s:%d, trying on: %s", self._host, self._port, error)
@@ -218,9 +235,10 @@ class Receiver:
             log.warning("%s", error)
         except PenstockError as error:
             log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
-            self._journal.report(error)
+            if self._journal is not None:
+                self._journal.report(error)
 
-    def _connect(self) -> None:
+    def _connect(self, journal: Journal) -> None:
         """One connection, from its beginning to its end."""
         with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
             if connection.getsockname() == connection.getpeername():
@@ -229,9 +247,9 @@ class Receiver:
             self._pause = _FIRST_PAUSE
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.settimeout(_LOOK_SECONDS)
-            self._receive(connection)
+            self._receive(connection, journal)
 
-    def _receive(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket, journal: Journal) -> None:
         rest = b""
         while not self._ending.is_set():
             try:
@@ -242,7 +260,7 @@ class Receiver:
                 break
             lines, rest = whole_lines(rest + taken)
             if lines:
-                self._append(lines)
+                self._append(lines, journal)
             if len(rest) > self._longest:
                 raise ValueTooLarge(
                     f"A line from {self._host}:{self._port} is longer than {self._longest:,} bytes.",
@@ -252,24 +270,24 @@ class Receiver:
         if rest:
             log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
 
-    def _append(self, lines: bytes) -> None:
+    def _append(self, lines: bytes, journal: Journal) -> None:
         """Append as often as it takes, while the sender waits; raises where a stop comes first. Lines that are in the
         journal are never appended again, whatever failed after that."""
-        failing, before = False, self._journal.end
-        while self._journal.end == before:
+        failing, before = False, journal.end
+        while journal.end == before:
             try:
-                self._journal.append(lines)
+                journal.append(lines)
             except PenstockError as error:
                 if not error.retryable or isinstance(error, Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)
                 failing = True
-                self._journal.report(error)
+                journal.report(error)
                 if self._ending.wait(_DISK_PAUSE):
                     raise
         if failing:
-            self._journal.report(None)
+            journal.report(None)
 
 
 def whole_lines(data: bytes) -> tuple[bytes, bytes]:

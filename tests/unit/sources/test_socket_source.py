@@ -7,6 +7,7 @@ import pickle
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def receive(server: LineServer, tmp_path: Path) -> Iterator[Callable[..., Receiv
     started: list[Receiver] = []
 
     def start(longest: int = 1 << 20) -> Receiver:
-        made = Receiver("127.0.0.1", server.port, Journal(tmp_path, job="j", source="s"), longest_line=longest)
+        made = Receiver("127.0.0.1", server.port, partial(Journal, tmp_path, job="j", source="s"), longest_line=longest)
         started.append(made)
         made.start()
         return made
@@ -94,7 +95,7 @@ def test_it_connects_again_and_drops_the_line_that_was_cut(
 def test_it_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    receiver = Receiver("127.0.0.1", port, Journal(tmp_path, job="j", source="s"), longest_line=100)
+    receiver = Receiver("127.0.0.1", port, partial(Journal, tmp_path, job="j", source="s"), longest_line=100)
     receiver.start()
     try:
         with socket.create_server(("127.0.0.1", port)) as listener:
@@ -136,6 +137,7 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
         return False
 
     line, journal = b"x" * 20_000 + b"\n", receiver._journal
+    assert journal is not None
     with journal._lock:
         (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
         journal._database.execute(f"PRAGMA max_page_count={pages}")
@@ -146,18 +148,17 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
     until(lambda: content(tmp_path) == b"before\n" + line, "the line that had to wait", 20)
 
 
-def test_a_journal_that_cannot_be_opened_ends_the_start_with_an_error_that_a_restart_cures(
-    server: LineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_journal_that_cannot_be_opened_yet_is_tried_again(
+    server: LineServer, receive: Callable[..., Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a driver before this one was stopped in the middle of an append."""
     monkeypatch.setattr(journals, "LOCK_SECONDS", 0.05)
-    source = SocketSource("127.0.0.1", server.port, journal=tmp_path)
     stalled = Journal(tmp_path, job="j", source="s")
-    with stalled._change(), pytest.raises(SystemUnavailable) as refused:
-        source.start("j", "s", [])
-    source.stop()
-    assert refused.value.retryable
-    assert server.connections == 0
+    with stalled._change():
+        receiver = receive()
+        assert receiver._journal is None
+    server.send(b"at last\n")
+    until(lambda: content(tmp_path) == b"at last\n", "the line", 20)
 
 
 def test_lines_are_not_doubled_by_any_failure_after_the_sync(
