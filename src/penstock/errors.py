@@ -76,6 +76,11 @@ class AccessDenied(ConfigurationError):
 class MissingExtra(ConfigurationError):
     """A client library is not installed; the message names the extra."""
 
+    @classmethod
+    def of(cls, what: str, extra: str, error: ImportError) -> MissingExtra:
+        happened = f"{what} needs a client library that cannot be imported ({error})."
+        return cls(happened, to_do=f"pip install 'penstock[{extra}]' where the driver and the tasks run.")
+
 
 class ExecutorMismatch(ConfigurationError):
     """Executors have another Python or another Penstock than the driver, or lack a module that the job needs."""

@@ -249,9 +249,7 @@ def uploads(folder: Any) -> Seen:
     seen: Seen = []
     one = folder.begin("part-a", "mine")
     tag = folder.put_part("part-a", one, 1, b"rows")
-    seen.append(
-        ("open", [part.number for part in folder.parts("part-a", one)], [each.name for each in folder.uploads("part-")])
-    )
+    seen.append(("open", len(folder.parts("part-a", one)), [each.name for each in folder.uploads("part-")]))
     seen.append((folder.read("part-a"), folder.mark("part-a"), folder.names("part-")))
     seen.append(("completed", folder.complete("part-a", one, [tag]), folder.read("part-a"), folder.mark("part-a")))
     seen.append(("again", folder.complete("part-a", one, [tag]), folder.parts("part-a", one), folder.uploads("part-")))

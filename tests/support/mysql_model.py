@@ -13,11 +13,12 @@ from typing import Any
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.mysql.session import DUPLICATE, LOCK_TIMEOUT, XA_UNKNOWN, Login, ServerError
+from penstock.sinks.mysql.session import DUPLICATE, LOCK_TIMEOUT, XA_UNKNOWN, ServerError
+from penstock.sinks.mysql.sink import MySqlSink
 from penstock.sinks.mysql.tables import FORMAT, Names
 
 SCOPE = SinkScope("job", "out", 3)
-LOGIN = Login("db.example", 3307, "alice", "s3cret", "shop")
+SINK = MySqlSink(table="shop.orders", host="db.example", port=3307, user="alice", password="s3cret")
 NAMES = Names.of(SCOPE, "shop", "orders")
 CUT = 2013
 
@@ -58,8 +59,8 @@ class Server:
         self.before: Callable[[str], None] = lambda statement: None
         self.after: Callable[[str], None] = lambda statement: None
 
-    def connect(self, login: Login, *, seconds: float = 120.0) -> Session:
-        assert login == LOGIN
+    def connect(self, sink: MySqlSink, *, seconds: float = 120.0) -> Session:
+        assert sink == SINK
         assert 0 <= seconds <= 60
         self.patience.append(seconds)
         if self.refused:

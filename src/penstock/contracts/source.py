@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.errors import RealTimeRefused
@@ -34,6 +34,12 @@ class EpochRead:
 
 class Source(ABC):
     """Small and without connections; positions live in Spark's checkpoint."""
+
+    paced_by_position: ClassVar[bool] = False
+    """Whether its reader needs the query's position, which Spark before 4.2 does not pass in a run over available
+    input."""
+    verifies: ClassVar[bool] = False
+    """Whether to call `verify` before each epoch that reads something."""
 
     @abstractmethod
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
@@ -68,17 +74,6 @@ class Source(ABC):
     @property
     def ends_with_what_is_there(self) -> bool:
         """Bounded by the input that exists when the query starts, so that only Spark knows its end."""
-        return False
-
-    @property
-    def paced_by_position(self) -> bool:
-        """Whether its reader needs the query's position, which Spark before 4.2 does not pass in a run over available
-        input."""
-        return False
-
-    @property
-    def verifies(self) -> bool:
-        """Whether to call `verify` before each epoch that reads something."""
         return False
 
     def verify(self, uid: str, read: EpochRead) -> None:  # noqa: B027 - most leave it to Spark

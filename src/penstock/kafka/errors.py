@@ -72,10 +72,7 @@ def missing(topic: str) -> errors.TopicMissing:
 
 
 def missing_client(library: str, error: ImportError) -> errors.MissingExtra:
-    return errors.MissingExtra(
-        f"Kafka needs {library}, which cannot be imported ({error}).",
-        to_do="pip install 'penstock[kafka]' where the driver and the workers run.",
-    )
+    return errors.MissingExtra.of(f"Kafka ({library})", "kafka", error)
 
 
 def from_code(

@@ -101,9 +101,9 @@ def load(
     partitions: int | None = None,
     backend: str | None = None,
     progress: Progress = silent,
-) -> int:
-    """Make the state in `folder` the state of the checkpoint `target` after `batch`, which it returns. The target
-    holds everything of the checkpoint but its state. It is complete when this returns, and of no use before."""
+) -> None:
+    """Make the state in `folder` the state of the checkpoint `target` after `batch`. The target holds everything of the
+    checkpoint but its state. It is complete when this returns, and of no use before."""
     origin, goal = tree_at(folder, spark), tree_at(target, spark)
     body = read_layout(origin)
     operators = tuple(parse_operator(operator) for operator in body["operators"])
@@ -118,7 +118,6 @@ def load(
             return spread_rows(work, origin, stores[operator.id, store.name], plan.partitions)
 
         plan.write(work, goal, batch, operators, rows, progress)
-    return batch
 
 
 def read_layout(folder: Tree) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession, at_
     elif number is None and at_rest:
         history, epochs = _newest_epochs(root, uids, path)
     else:
-        history, epochs = _global_epochs(root, number)
+        history, epochs = global_epochs(root, number)
     folders = {uid: root.at(f"{uid}/{history}") for uid in epochs}
     for uid in epochs:
         _refuse_waiting(root, uid)
@@ -143,7 +143,7 @@ def _refuse_unfinished(root: Tree, uid: str) -> None:
         )
 
 
-def _global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
+def global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
     """History and epochs of a global checkpoint, the newest where none is named."""
     known = global_numbers(root.storage)
     number = known[-1] if number is None and known else number

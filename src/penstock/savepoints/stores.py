@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.history import Histories
-from penstock.checkpoint.record import read_global
 from penstock.checkpoint.spark_files import conf_of
 from penstock.config.state import PARTITIONS, backend_of
 from penstock.errors import ConfigurationError, PenstockError, SavepointError, SavepointIncomplete
 from penstock.savepoints import savepoint
+from penstock.savepoints.restorable import global_epochs
 from penstock.spark_state.metadata import DEFAULT, read_metadata
 from penstock.storage.local import LocalTree
 from penstock.storage.open import tree_at
@@ -85,12 +85,11 @@ def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace
             to_do="give a savepoint, STORAGE/JOB, STORAGE/JOB/chk-N, or the folder that holds `offsets`.",
         )
     history = Histories(folder.storage).current()
-    epochs = _epochs(folder, uids, named[1]) if named else dict.fromkeys(sorted(uids))
-    places = []
-    for uid, epoch in epochs.items():
-        checkpoint = folder.at(f"{uid}/{history}")
-        places.append(StatePlace(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
-    return places
+    if named and len(uids) > 1:
+        history, epochs = global_epochs(folder, named[1])
+        return [StatePlace(uid, folder.at(f"{uid}/{history}"), epoch) for uid, epoch in epochs.items()]
+    checkpoints = {uid: folder.at(f"{uid}/{history}") for uid in sorted(uids)}
+    return [StatePlace(uid, tree, named[1] if named else _newest(tree)) for uid, tree in checkpoints.items()]
 
 
 def list_rows(place: StatePlace) -> Iterator[StateRows]:
@@ -162,18 +161,6 @@ def _newest(checkpoint: Tree) -> int:
         happened = f"{checkpoint.location} has no complete batch."
         raise SavepointIncomplete(happened, to_do="let the query run first.")
     return max(complete)
-
-
-def _epochs(folder: Tree, uids: list[str], number: int) -> dict[str, int | None]:
-    if len(uids) == 1:
-        return {uids[0]: number}
-    body = read_global(folder.storage, number)
-    if body is None:
-        raise SavepointIncomplete(
-            f"There is no global checkpoint {number} in {folder.location}.",
-            to_do=f"name one that is in {folder.location}/{layout.GLOBAL}.",
-        )
-    return {uid: int(entry["epoch"]) for uid, entry in body["queries"].items()}
 
 
 def parse_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
@@ -70,6 +70,8 @@ class DataGenSource(Source):
     An expression that is not a pure function (`rand()`, `uuid()`) is refused, because a replay would give other rows.
     """
 
+    paced_by_position: ClassVar[bool] = True
+
     def __init__(
         self,
         rows: int | None = None,
@@ -129,10 +131,6 @@ class DataGenSource(Source):
             return False
         position = json.loads(offset) if isinstance(offset, str) else offset
         return int(position["next"]) >= self.rows
-
-    @property
-    def paced_by_position(self) -> bool:
-        return True
 
     @property
     def bounded(self) -> bool:

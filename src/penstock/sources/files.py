@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
@@ -58,6 +58,8 @@ class FileSource(Source):
     A file must be complete when it appears, and never change: write it elsewhere on the same file system, or under a
     name that begins with a dot or an underscore, and rename it.
     """
+
+    verifies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -162,10 +164,6 @@ class FileSource(Source):
         path = local_path(self.path)
         return str(path) if path is not None else self.path.rstrip("/")
 
-    @property
-    def verifies(self) -> bool:
-        return True
-
     def verify(self, uid: str, read: EpochRead) -> None:
         start = -1 if read.start is None else int(read.start["logOffset"])
         wanted = noted_files(read.notes, start, int(read.end["logOffset"]))
@@ -207,29 +205,18 @@ def _text(value: Any) -> str:
 
 def noted_files(notes: Storage, start: int, end: int) -> set[str]:
     """The files of the notes `start + 1` to `end`. Every tenth note is a `.compact` one that repeats all before it."""
-    if end <= start:
-        return set()
-    names = set(notes.list(""))
+    wanted, names = range(start + 1, end + 1), set(notes.list("")) if end > start else set()
     compact = sorted(int(name.removesuffix(".compact")) for name in names if name.endswith(".compact"))
-    files: set[str] = set()
-    wanted = set(range(start + 1, end + 1))
-    while wanted:
-        number = min(wanted)
-        name = str(number)
-        if name not in names:
-            later = next((compacted for compacted in compact if compacted >= number), None)
-            if later is None:
-                return files  # Spark cannot read the epoch either, and says so
-            name = f"{later}.compact"
-        found = _entries(notes.read(name) or b"", wanted)
-        files |= {path for path, _ in found}
-        wanted -= {number, *(one for _, one in found)}
-    return files
 
+    def note(number: int) -> str | None:
+        if str(number) in names:
+            return str(number)
+        # Where there is none, Spark cannot read the epoch either, and says so.
+        return next((f"{later}.compact" for later in compact if later >= number), None)
 
-def _entries(data: bytes, wanted: set[int]) -> list[tuple[str, int]]:
-    entries = [json.loads(line) for line in data.decode().splitlines()[1:] if line.strip()]
-    return [(str(entry["path"]), int(entry["batchId"])) for entry in entries if int(entry["batchId"]) in wanted]
+    texts = [(notes.read(name) or b"").decode() for name in {note(number) for number in wanted} if name is not None]
+    entries = [json.loads(line) for text in texts for line in text.splitlines()[1:] if line.strip()]
+    return {str(entry["path"]) for entry in entries if int(entry["batchId"]) in wanted}
 
 
 def listed_files(spark: SparkSession) -> list[set[str]]:

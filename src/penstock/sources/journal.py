@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.checkpoint.layout import refuse_newer
 from penstock.errors import (
     ConfigurationError,
     LedgerError,
-    LedgerFromTheFuture,
     PenstockError,
     PositionsLost,
     StorageFull,
@@ -34,7 +34,7 @@ from penstock.errors import (
     from_json,
 )
 from penstock.failpoints import failpoint
-from penstock.storage.private import make_private, private_file
+from penstock.storage.private import create_own, own_folder, require_own
 from penstock.storage.storage import is_full
 
 DATABASE = "journal.sqlite"
@@ -69,15 +69,17 @@ class Journal:
     def __init__(self, folder: Path, *, job: str, source: str, start: int = 0) -> None:
         self.folder, self._token, self._lock = folder, secrets.token_hex(8), threading.Lock()
         with _named_errors(folder):
-            make_private(folder)
-            os.close(private_file(str(folder / DATABASE), os.O_RDWR | os.O_CREAT))
+            require_own(folder)
+            os.close(create_own(own_folder(folder) / DATABASE, 0))
+            for file in folder.iterdir():
+                file.chmod(0o600)
             self._database = _connect(folder)
             try:
                 for setting in _SETTINGS:
                     self._database.execute(f"PRAGMA {setting}")
                 with self._change(owned=False):
                     self._take_over(job, source, start)
-                self.end = _extent(self._database)[1]
+                self.end = _identity(self._database)["end"]
             except BaseException:
                 self.close()
                 raise
@@ -125,22 +127,18 @@ class Journal:
         with self._lock, _named_errors(self.folder):
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                if owned:
-                    self._require_owner()
+                identity = _identity(self._database) if owned else {"owner": self._token}
+                if identity.get("owner") != self._token:
+                    raise Superseded(
+                        f"Another process ({identity.get('pid')}) has taken over the journal {self.folder}.",
+                        safe="what is in the journal stays; this process adds nothing more.",
+                        to_do="nothing, if a newer run of the job is meant to work; otherwise stop it.",
+                    )
                 yield
                 self._database.execute("COMMIT")
             finally:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
-
-    def _require_owner(self) -> None:
-        identity = _identity(self._database)
-        if identity.get("owner") != self._token:
-            raise Superseded(
-                f"Another process ({identity.get('pid')}) has taken over the journal {self.folder}.",
-                safe="what is in the journal stays; this process adds nothing more.",
-                to_do="nothing, if a newer run of the job is meant to work; otherwise stop it.",
-            )
 
 
 class JournalReader:
@@ -152,27 +150,20 @@ class JournalReader:
 
     def extent(self) -> tuple[int, int]:
         """The oldest position that is there, and the position behind the last durable line."""
-        if not read_identity(self._folder):
-            raise SystemUnavailable(
-                f"The journal {self._folder} has not been opened by a receiver.",
-                safe="nothing was read.",
-                to_do="run the source in a Job, which receives while it runs; its log says what keeps it from opening.",
-            )
-        with _reading(self._folder) as database:
-            return _extent(database)
+        identity = self._identity()
+        return identity["first"], identity["end"]
 
     def bounded(self, start: int, most: int) -> int:
         """The end of an epoch that begins at `start`: whole frames of about `most` bytes, at least one if there is.
         Where there is none, raises the error that keeps the owner from receiving, if there is one."""
-        at, known = self._begin(start)
-        if at == known and (error := read_identity(self._folder).get("error")):
-            raise from_json(error)
-        if known - at <= most:
-            return known
+        at, identity = self._begin(start)
+        if at == identity["end"] and identity["error"]:
+            raise from_json(identity["error"])
         with _reading(self._folder) as database:
-            rows = database.execute("SELECT start + length(lines) FROM frames WHERE start >= ? ORDER BY start", (at,))
-            ends = [int(end) for (end,) in rows]
-        return max((end for end in ends if end - at <= most), default=ends[0])
+            ends = "SELECT start + length(lines) AS last FROM frames WHERE start >= ?1"
+            fitting = "max(last) FILTER (WHERE last - ?1 <= ?2)"
+            row = database.execute(f"SELECT coalesce({fitting}, min(last), ?1) FROM ({ends})", (at, most)).fetchone()
+        return int(row[0])
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """All frames from `start` to `end`, both of which lie between frames. Nothing is left out without an error."""
@@ -188,28 +179,39 @@ class JournalReader:
         if at < end:
             raise _damaged(self._folder, f" at position {at}")
 
-    def _begin(self, start: int, end: int | None = None) -> tuple[int, int]:
-        """Where reading from `start` to `end` begins, and where the journal ends."""
-        first, known = self.extent()
-        end = known if end is None else end
-        if max(start, end) > known:
-            raise self._lost(f"ends at position {known}, and the checkpoint is at {max(start, end)}")
-        if start < first and start < end and self._strict:
-            raise self._lost(f"begins at position {first}, and position {start} is to be read")
-        return max(start, first), known
+    def _identity(self) -> dict[str, Any]:
+        identity = read_identity(self._folder)
+        if not identity:
+            raise SystemUnavailable(
+                f"The journal {self._folder} has not been opened by a receiver.",
+                safe="nothing was read.",
+                to_do="run the source in a Job, which receives while it runs; its log says what keeps it from opening.",
+            )
+        return identity
 
-    def _lost(self, how: str) -> PositionsLost:
-        return PositionsLost(
-            f"The journal {self._folder} {how}.",
-            safe="nothing was skipped; the job stops before the lines that are missing.",
-            to_do="bring the journal back that belongs to this checkpoint (it keeps `keep` bytes of committed lines for"
-            " a restore), or give the query another uid to start over with what is there.",
-        )
+    def _begin(self, start: int, end: int | None = None) -> tuple[int, dict[str, Any]]:
+        """Where reading from `start` to `end` begins, and the journal at this moment."""
+        identity = self._identity()
+        first, known = identity["first"], identity["end"]
+        end = known if end is None else end
+        how = ""
+        if max(start, end) > known:
+            how = f"ends at position {known}, and the checkpoint is at {max(start, end)}"
+        elif start < first and start < end and self._strict:
+            how = f"begins at position {first}, and position {start} is to be read"
+        if how:
+            raise PositionsLost(
+                f"The journal {self._folder} {how}.",
+                safe="nothing was skipped; the job stops before the lines that are missing.",
+                to_do="bring the journal back that belongs to this checkpoint (it keeps `keep` bytes of committed lines"
+                " for a restore), or give the query another uid to start over with what is there.",
+            )
+        return max(start, first), identity
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """Whose journal it is, and the `id` that tells it from any other that was or will be in this folder; empty where
-    no receiver has opened it."""
+    """Whose journal it is, the `id` that tells it from any other that was or will be in this folder, and its `first`
+    position and `end`; empty where no receiver has opened it."""
     if not (folder / DATABASE).exists():
         return {}
     with _reading(folder) as database:
@@ -219,12 +221,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
 def require_same(folder: Path, identity: Mapping[str, Any], job: str, source: str) -> None:
     """Refuse the journal of another source. Positions in a checkpoint mean something in one journal only, and one job
     deletes what another has not read."""
-    if identity.get("version", VERSION) > VERSION:
-        raise LedgerFromTheFuture(
-            f"The journal {folder} has version {identity['version']}; this Penstock reads up to {VERSION}.",
-            safe="nothing was read or changed.",
-            to_do="use the newer version of Penstock that wrote it.",
-        )
+    refuse_newer(f"The journal {folder}", identity.get("version", VERSION), VERSION)
     if identity and (identity["job"], identity["source"]) != (job, source):
         raise ConfigurationError(
             f"The journal {folder} belongs to source {identity['source']!r} of job {identity['job']!r}, not to"
@@ -248,15 +245,12 @@ def _reading(folder: Path) -> Iterator[sqlite3.Connection]:
 def _identity(database: sqlite3.Connection) -> dict[str, Any]:
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal'").fetchone():
         return {}
-    rows = database.execute("SELECT * FROM journal")
-    return dict(zip((column[0] for column in rows.description), rows.fetchone() or (), strict=False))
-
-
-def _extent(database: sqlite3.Connection) -> tuple[int, int]:
     first = "SELECT min(start) FROM frames"
     end = "SELECT start + length(lines) FROM frames ORDER BY start DESC LIMIT 1"
-    row = database.execute(f"SELECT coalesce(({first}), start), coalesce(({end}), start) FROM journal").fetchone()
-    return int(row[0]), int(row[1])
+    rows = database.execute(
+        f"SELECT *, coalesce(({first}), start) AS first, coalesce(({end}), start) AS end FROM journal"
+    )
+    return dict(zip((column[0] for column in rows.description), rows.fetchone() or (), strict=False))
 
 
 @contextlib.contextmanager

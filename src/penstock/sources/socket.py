@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.option import size
 from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.sink import Finding
 from penstock.contracts.source import Source
 from penstock.errors import (
-    AccessDenied,
     ConfigurationError,
     PenstockError,
     PositionsLost,
@@ -29,13 +29,14 @@ from penstock.errors import (
 )
 from penstock.sources.journal import Journal, read_identity, require_same
 from penstock.sources.streams import register, stream_reader
+from penstock.storage.local import folder_warnings
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.contracts.sink import CheckContext, Finding
+    from penstock.contracts.sink import CheckContext
 
 log = logging.getLogger("penstock")
 
@@ -85,7 +86,7 @@ class SocketSource(Source):
                 f"{journal} cannot be the journal of a socket: it is not on a local disk.",
                 to_do="give a folder on the driver's machine; it has to sync what it writes, and to lock.",
             )
-        self._folders: dict[str, Path] = {}
+        self._scratch = Path(tempfile.gettempdir()) / f"penstock-lines-{uuid.uuid4().hex}"  # where there is no journal
         self._receivers: dict[str, Receiver] = {}
         self._committed: dict[str, dict[str, tuple[int, ...]]] = {}  # of each reader, the last two epochs
 
@@ -107,15 +108,10 @@ class SocketSource(Source):
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         """Looks the host up and the journal over. It does not connect: many a server takes one connection only."""
+        warnings: list[str] = []
         if self.journal is not None:
-            nearest = next(folder for folder in (self.journal, *self.journal.parents) if folder.exists())
-            if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-                raise AccessDenied(
-                    f"{nearest} is not a folder that this user may write, so the journal of {uid!r} cannot be in it.",
-                    to_do="grant the right to write, or choose another folder.",
-                )
-            if nearest == self.journal:
-                require_own(nearest)
+            warnings = folder_warnings(self.journal, "a journal")
+            require_own(self.journal)
             require_same(self.journal, read_identity(self.journal), context.job, uid)
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
@@ -125,7 +121,7 @@ class SocketSource(Source):
                 safe="nothing was started.",
                 to_do="correct the name, or see to the name service.",
             ) from error
-        return ()
+        return [Finding(uid, text) for text in warnings]
 
     @property
     def identified(self) -> bool:
@@ -156,10 +152,10 @@ class SocketSource(Source):
         self._committed[uid], self._receivers[uid] = dict.fromkeys(readers, ()), receiver
 
     def completed(self, uid: str, reader: str, offset: Any) -> None:
-        positions = self._committed.get(uid)
-        if positions is None or uid not in self._receivers:
+        if uid not in self._receivers:
             return
         # Spark has not logged the epoch that is just committed, and might ask for it again; not for those before it.
+        positions = self._committed[uid]
         positions[reader] = (*positions.get(reader, ())[-1:], int(offset["position"]))
         if all(len(epochs) == 2 for epochs in positions.values()):
             free = min(epochs[0] for epochs in positions.values())
@@ -168,8 +164,7 @@ class SocketSource(Source):
     def stop(self) -> None:
         for uid in list(self._receivers):
             self._receivers.pop(uid).stop()
-            if self.journal is None:
-                shutil.rmtree(self._place(uid), ignore_errors=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def describe(self) -> str:
         return f"lines from {self.host}:{self.port}"
@@ -181,11 +176,7 @@ class SocketSource(Source):
         return {**self.__dict__, "_receivers": {}}  # a thread and its connection stay in their process
 
     def _place(self, uid: str) -> Path:
-        if self.journal is not None:
-            return self.journal
-        if uid not in self._folders:
-            self._folders[uid] = Path(tempfile.gettempdir()) / f"penstock-lines-{uuid.uuid4().hex}"
-        return self._folders[uid]
+        return self._scratch / uid if self.journal is None else self.journal
 
 
 class Receiver:
@@ -197,11 +188,11 @@ class Receiver:
         self._journal: Journal | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
-        self._silent = False
+        self._pause = _FIRST_PAUSE
 
     def start(self) -> None:
         """Open the journal and begin. Raises what no retry can cure; anything else, such as a full disk, is retried."""
-        self._try_to_open()
+        self._journal = self._try_to_open()
         self._thread.start()
 
     def stop(self) -> None:
@@ -219,22 +210,27 @@ class Receiver:
         except PenstockError as error:
             log.warning("the journal could not be trimmed: %s", error)
 
-    def _try_to_open(self) -> None:
+    def _try_to_open(self) -> Journal | None:
         try:
-            self._journal = self._opener()
+            return self._opener()
         except PenstockError as error:
             if not error.retryable:
                 raise
             log.warning("%s", error)
+            return None
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
         try:
             while self._journal is None and not self._ending.wait(_DISK_PAUSE):
-                self._try_to_open()
+                self._journal = self._try_to_open()
             while self._journal is not None and not self._ending.is_set():
-                pause = _FIRST_PAUSE if self._connection(self._journal) else min(pause * 2, _LONGEST_PAUSE)
-                self._ending.wait(pause)
+                try:
+                    self._connect(self._journal)
+                except OSError as error:
+                    if self._pause == _FIRST_PAUSE:
+                        log.warning("no connection to %s:%d, trying on: %s", self._host, self._port, error)
+                    self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+                self._ending.wait(self._pause)
         except Superseded as error:
             log.warning("%s", error)
         except PenstockError as error:
@@ -242,24 +238,16 @@ class Receiver:
             if self._journal is not None:
                 self._journal.report(error)
 
-    def _connection(self, journal: Journal) -> bool:
-        """One connection, from its beginning to its end; False where there was none."""
-        try:
-            with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
-                # Where no process listens on a port of this machine, TCP may connect a socket to itself.
-                if connection.getsockname() == connection.getpeername():
-                    return False
-                log.info("receiving from %s:%d", self._host, self._port)
-                self._silent = False
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                connection.settimeout(_LOOK_SECONDS)
-                self._receive(connection, journal)
-                return True
-        except OSError as error:
-            if not self._silent:
-                log.warning("no connection to %s:%d, trying on: %s", self._host, self._port, error)
-            self._silent = True
-            return False
+    def _connect(self, journal: Journal) -> None:
+        """One connection, from its beginning to its end."""
+        with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
+            if connection.getsockname() == connection.getpeername():
+                raise ConnectionRefusedError("no process listens on the port, and TCP connected the socket to itself")
+            log.info("receiving from %s:%d", self._host, self._port)
+            self._pause = _FIRST_PAUSE
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.settimeout(_LOOK_SECONDS)
+            self._receive(connection, journal)
 
     def _receive(self, connection: socket.socket, journal: Journal) -> None:
         rest = b""
@@ -271,8 +259,8 @@ class Receiver:
             if not taken:
                 break
             lines, rest = whole_lines(rest + taken)
-            if lines and not self._append(lines, journal):
-                return
+            if lines:
+                self._append(lines, journal)
             if len(rest) > self._longest:
                 raise ValueTooLarge(
                     f"A line from {self._host}:{self._port} is longer than {self._longest:,} bytes.",
@@ -282,8 +270,8 @@ class Receiver:
         if rest:
             log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
 
-    def _append(self, lines: bytes, journal: Journal) -> bool:
-        """Append as often as it takes, while the sender waits; False where a stop comes first. Lines that are in the
+    def _append(self, lines: bytes, journal: Journal) -> None:
+        """Append as often as it takes, while the sender waits; raises where a stop comes first. Lines that are in the
         journal are never appended again, whatever failed after that."""
         failing, before = False, journal.end
         while journal.end == before:
@@ -296,12 +284,10 @@ class Receiver:
                     log.warning("%s", error)
                 failing = True
                 journal.report(error)
-                if self._ending.wait(_DISK_PAUSE) and journal.end == before:
-                    log.warning("stopped with %d bytes received that could not be kept", len(lines))
-                    return False
+                if self._ending.wait(_DISK_PAUSE):
+                    raise
         if failing:
             journal.report(None)
-        return True
 
 
 def whole_lines(data: bytes) -> tuple[bytes, bytes]:

@@ -57,11 +57,10 @@ def rewrite(
     partitions: int | None = None,
     backend: str | None = None,
     progress: Progress = silent,
-) -> int:
-    """Write into `target` a checkpoint whose state is that of `source` after `batch`, in so many partitions and in
-    that backend (None: as it is), and return the batch it is at. Of the target only the state must not be there
-    yet; positions and the like are copied where they are missing. What cannot be done is refused before anything is
-    written."""
+) -> None:
+    """Write the state of the checkpoint `source` after `batch` into `target`, in so many partitions and in that backend
+    (None: as it is). The target holds everything of the checkpoint but its state. What cannot be done is refused before
+    anything is written."""
     origin, goal = tree_at(source, spark), tree_at(target, spark)
     conf = conf_of(origin, batch)
     operators = read_metadata(origin, batch)
@@ -72,8 +71,6 @@ def rewrite(
         require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     plan.require_writer(version_of(spark), operators)
-    _require_no_state(goal)
-    copy_logs(origin, goal, batch)
     plan.describe(goal, batch, operators)
     with open_work_session(spark) as work, open_readable(origin, goal, operators, progress) as location:
 
@@ -82,7 +79,6 @@ def rewrite(
             return spread_over(frame, plan.partitions) if spread else frame
 
         plan.write(work, goal, batch, operators, rows, progress)
-    return batch
 
 
 class RewritePlan:
@@ -128,7 +124,8 @@ class RewritePlan:
 
     def describe(self, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
         """What Spark must find written down about the state to come."""
-        _require_no_state(goal)
+        if goal.names(layout.STATE):
+            raise _refused(f"{goal.location} holds state already.", to_do="give a folder without state.")
         set_conf(goal, batch, self.settings)
         for operator in operators:
             operator.rescaled(self.partitions).write(goal)
@@ -147,14 +144,6 @@ class RewritePlan:
                 write_rocksdb(work, goal, batch, operators, rows)
             else:
                 write_hashmap(goal, batch, operators, rows, self.codec)
-
-
-def copy_logs(origin: Tree, goal: Tree, batch: int) -> None:
-    """The query's id, its positions and commits up to `batch`, and what its sources keep: what is not there yet."""
-    logs = [*origin.files(layout.OFFSETS), *origin.files(layout.COMMITS)]
-    wanted = [*(name for name in logs if _number(name) <= batch), layout.QUERY_ID, *origin.files(layout.SOURCES)]
-    present = goal.files()
-    goal.take(origin, {name: name for name in wanted if name not in present})
 
 
 def require_format(origin: Tree, batch: int) -> None:
@@ -195,11 +184,6 @@ def require_spread_by_key(conf: Mapping[str, str], operators: Sequence[OperatorM
             to_do="keep the parallelism as it is and take native savepoints; a query that is begun anew with the"
             " setting left at its default can be rescaled.",
         )
-
-
-def _require_no_state(goal: Tree) -> None:
-    if goal.names(layout.STATE):
-        raise _refused(f"{goal.location} holds state already.", to_do="give a folder without state.")
 
 
 def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend) -> None:
@@ -243,8 +227,3 @@ def open_readable(
         yield copy.location
     finally:
         copy.delete()
-
-
-def _number(name: str) -> int:
-    last = name.rpartition("/")[2]
-    return int(last) if last.isdigit() else 1 << 62

@@ -245,11 +245,8 @@ class HadoopTree(Tree):
     def fetch(self, name: str, path: Path) -> None:
         with self.storage.errors(f"reading {self.location}/{name}"):
             local = self.storage.jvm.org.apache.hadoop.fs.Path(f"file://{path}")
-            raw = self.storage.jvm.org.apache.hadoop.fs.LocalFileSystem().getRawFileSystem()
-            raw.initialize(local.toUri(), self.storage.conf)
-            self.storage.jvm.org.apache.hadoop.fs.FileUtil.copy(
-                self.storage.system, self.storage.path(name), raw, local, False, True, self.storage.conf
-            )
+            # The raw file system: no `.crc` beside it.
+            self.storage.system.copyToLocalFile(False, self.storage.path(name), local, True)
         sync(path)
 
     def secure(self, name: str) -> None:
@@ -272,8 +269,7 @@ class HadoopTree(Tree):
             return str(self.storage.jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream))
 
     def delete(self, name: str = "") -> None:
-        with self.storage.errors(f"deleting {self.location}/{name}"):
-            self.storage.system.delete(self.storage.path(name), True)
+        self.storage.delete_folder(name)
 
 
 class _ArrowFile(StagedFile):

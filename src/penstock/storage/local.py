@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.failpoints import failpoint
 from penstock.naming import refuse_link, safe_name
 from penstock.progress import Counter, Progress, silent
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")
 """Endings of files that are never rewritten under their name."""
 
+_LITTLE_SPACE = 1 << 30  # below this a check warns: an epoch of a busy job writes more
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
 
@@ -283,3 +285,23 @@ class LocalTree(Tree):
 
     def _at(self, name: str) -> Path:
         return self.root / safe_name(name, self.location)
+
+
+def folder_warnings(folder: Path, what: str) -> list[str]:
+    """For a check before a start: raises for a folder that cannot be written or created; `what` describes it."""
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not nearest.is_dir():
+        raise ConfigurationError(
+            f"{nearest} is a file, so {folder} cannot be {what}.", to_do="give the path of a folder."
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise AccessDenied(
+            f"This user may not write in {nearest}.", to_do="grant the right to write, or choose another folder."
+        )
+    space = os.statvfs(nearest)
+    if space.f_blocks == 0:
+        return []  # it does not report its size, as many FUSE file systems
+    free = space.f_bavail * space.f_frsize
+    if free == 0:
+        raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
+    return [f"only {free >> 20} MiB are free in {nearest}"] if free < _LITTLE_SPACE else []

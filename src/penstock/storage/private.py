@@ -59,47 +59,15 @@ def read_trusted(path: Path) -> str:
         return file.read()
 
 
-def make_private(folder: Path) -> None:
-    """Make `folder`, and close it and the files in it to other users. Raises `AccessDenied` where it is another
-    user's."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.mkdir(folder, stat.S_IRWXU)
-    except FileExistsError:
-        require_own(folder)
-    _close(folder)
-    for file in folder.iterdir():
-        _close(file)
-
-
 def require_own(folder: Path) -> None:
-    """Raises `AccessDenied` where the folder is another user's: its owner can read and exchange what is in it."""
-    owner = folder.stat().st_uid
-    if owner != os.geteuid():
+    """Raises `AccessDenied` where the folder is there and another user's: its owner can read and exchange what is in
+    it."""
+    if folder.exists() and (owner := folder.stat().st_uid) != os.geteuid():
         raise AccessDenied(
             f"The folder {folder} belongs to user {owner}, and this process runs as user {os.geteuid()}.",
             safe="nothing was written; the folder is as it was.",
             to_do="name a folder that does not exist yet or belongs to the user who runs the job, or give it to them.",
         )
-
-
-def private_file(path: str, flags: int) -> int:
-    """An `opener`: what is made is its owner's alone."""
-    return os.open(path, flags, stat.S_IRUSR | stat.S_IWUSR)
-
-
-def _close(path: Path) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if not mode & _OTHERS:
-        return
-    try:
-        os.chmod(path, mode & ~_OTHERS)
-    except PermissionError as error:
-        raise AccessDenied(
-            f"{path} is open to other users and cannot be closed to them: {error.strerror}.",
-            safe="nothing was written; what is there is as it was.",
-            to_do="take the rights of other users away, or name another folder.",
-        ) from error
 
 
 @contextmanager

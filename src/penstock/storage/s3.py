@@ -64,13 +64,6 @@ class Upload:
     started: float
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    number: int
-    etag: str
-    size: int
-
-
 def s3_address(path: str) -> str | None:
     """`path` as `s3://bucket/prefix`, or None where it is no address of S3."""
     parts = urlsplit(path)
@@ -133,13 +126,12 @@ class S3Folder:
         part = {**self._at(name), "UploadId": upload, "PartNumber": number, "Body": data, "ContentMD5": _md5(data)}
         return self._unless_gone(f"uploading part {number} of {name}", lambda s3: str(s3.upload_part(**part)["ETag"]))
 
-    def parts(self, name: str, upload: str) -> list[Part] | None:
-        """The parts that an open upload has; None where it is not open."""
+    def parts(self, name: str, upload: str) -> list[str] | None:
+        """The tags of the parts that an open upload has, in order; None where it is not open."""
 
-        def list_parts(s3: Any) -> list[Part]:
+        def list_parts(s3: Any) -> list[str]:
             pages = s3.get_paginator("list_parts").paginate(**self._at(name), UploadId=upload)
-            parts = [part for page in pages for part in page.get("Parts", ())]
-            return [Part(part["PartNumber"], part["ETag"], part["Size"]) for part in parts]
+            return [part["ETag"] for page in pages for part in page.get("Parts", ())]
 
         return self._unless_gone(f"looking at the upload of {name}", list_parts)
 
@@ -233,10 +225,7 @@ def _connect(endpoint: str | None, region: str | None) -> Any:
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise MissingExtra(
-            f"S3 needs boto3, which cannot be imported ({error}).",
-            to_do="pip install 'penstock[s3]' where the driver and the workers run.",
-        ) from error
+        raise MissingExtra.of("S3", "s3", error) from error
     config = Config(
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,

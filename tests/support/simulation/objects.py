@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.errors import SystemUnavailable
-from penstock.storage.s3 import Part, Upload
+from penstock.storage.s3 import Upload
 from tests.support.simulation.schedule import Scheduler
 
 _T = TypeVar("_T")
@@ -87,12 +87,12 @@ class SimulatedFolder:
 
         return self._call(f"upload {name}", put)
 
-    def parts(self, name: str, upload: str) -> list[Part] | None:
-        def parts() -> list[Part] | None:
+    def parts(self, name: str, upload: str) -> list[str] | None:
+        def parts() -> list[str] | None:
             if upload not in self._bucket.uploads:
                 return None
             held = self._bucket.uploads[upload][2]
-            return [Part(number, f"{upload}-{number}-{len(data)}", len(data)) for number, data in sorted(held.items())]
+            return [f"{upload}-{number}-{len(data)}" for number, data in sorted(held.items())]
 
         return self._call(f"get parts of {name}", parts)
 

@@ -18,7 +18,8 @@ from penstock.engine.preparation import Assignments
 from penstock.engine.task import Route, Writing
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
 from penstock.sinks.mysql.dialect import MySqlDialect
-from penstock.sinks.mysql.session import Login, ServerError
+from penstock.sinks.mysql.session import ServerError
+from penstock.sinks.mysql.sink import MySqlSink
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql import committer as sql
 from penstock.sinks.tables import committer as tables
@@ -134,8 +135,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def mysql_committer(server: Server) -> sql.SqlCommitter[Any]:
-    login = Login("host", 3306, "user", "password", "shop")
-    return sql.SqlCommitter(MySqlDialect(login, Names("job:out", "shop", "orders", 1)), "two_phase", server)
+    sink = MySqlSink(table="shop.orders", host="host", user="user", password="password")
+    return sql.SqlCommitter(MySqlDialect(sink, Names("job:out", "shop", "orders", 1)), "two_phase", server)
 
 
 def test_mysql_knows_its_fence_by_heart(server: Server) -> None:

@@ -16,8 +16,8 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull
-from penstock.sinks.files import check_folder
 from penstock.sinks.files.commit import FileCommitter, FileWriter, label, names_of
+from penstock.storage.local import folder_warnings
 from tests.support.memory_files import MemoryFiles
 
 PRIVATE = "_penstock/job/out"
@@ -70,7 +70,7 @@ def test_a_disk_that_does_not_say_how_large_it_is_is_not_taken_for_full(
     about = SimpleNamespace(f_blocks=blocks, f_bavail=free, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda _: about)
     with pytest.raises(StorageFull) if refused else nullcontext():
-        assert check_folder(str(tmp_path / "out"), "out", what="a folder of files") == ()
+        assert folder_warnings(tmp_path / "out", "a folder of files") == []
 
 
 # Names

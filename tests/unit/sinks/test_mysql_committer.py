@@ -19,7 +19,7 @@ from penstock.sinks.mysql.session import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from tests.support.fake_sleep import record_pauses
-from tests.support.mysql_model import CUT, LOGIN, NAMES, Branch, Marker, Server
+from tests.support.mysql_model import CUT, NAMES, SINK, Branch, Marker, Server
 
 NOTHING = Committable("out", 9, 0, 0, {"writer": None})
 AT = "2026-02-02"
@@ -40,7 +40,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def committer(server: Server) -> Iterator[SqlCommitter[Any]]:
-    made = SqlCommitter(MySqlDialect(LOGIN, NAMES), "two_phase")
+    made = SqlCommitter(MySqlDialect(SINK, NAMES), "two_phase")
     yield made
     made.close()
 
@@ -216,7 +216,7 @@ def test_a_restart_moves_what_the_last_driver_had_not_committed(server: Server, 
 
 def test_a_restart_cuts_off_a_driver_that_still_holds_its_move(server: Server, committer: SqlCommitter[Any]) -> None:
     ones = [stage(server, 0), stage(server, 1)]
-    old = SqlCommitter(MySqlDialect(LOGIN, replace(NAMES, generation=2)), "staged")
+    old = SqlCommitter(MySqlDialect(SINK, replace(NAMES, generation=2)), "staged")
     old.seal(ones, soon())
     assert committer.commit(7, ones, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
     assert set(server.killed) == {100}
@@ -564,8 +564,8 @@ def test_no_answer_is_waited_for_beyond_the_deadline(server: Server, committer: 
 
 
 def test_a_session_that_is_given_is_used_and_closed(server: Server) -> None:
-    session = server.connect(LOGIN, seconds=60)
-    committer = SqlCommitter(MySqlDialect(LOGIN, NAMES), "staged", session)  # type: ignore[misc]
+    session = server.connect(SINK, seconds=60)
+    committer = SqlCommitter(MySqlDialect(SINK, NAMES), "staged", session)  # type: ignore[misc]
     assert committer.hints() == {"mode": "staged", "fence": 0}
     assert len(server.sessions) == 1
     committer.close()

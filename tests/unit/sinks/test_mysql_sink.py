@@ -74,7 +74,7 @@ def test_no_two_sinks_share_a_name() -> None:
 
 def test_no_secret_is_told() -> None:
     one = sink(options={"ssl_key_password": "k3y"})
-    for text in (repr(one), one.describe(), str(one.link("out")), repr(one._login)):
+    for text in (repr(one), one.describe(), str(one.link("out")), one.where):
         assert "s3cret" not in text
         assert "k3y" not in text
     assert pickle.loads(pickle.dumps(one)) == one

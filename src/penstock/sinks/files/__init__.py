@@ -12,11 +12,12 @@ from urllib.parse import unquote, urlparse
 
 from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.errors import AccessDenied, ConfigurationError, StorageFull
+from penstock.errors import ConfigurationError
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
 from penstock.sinks.files.encode import COMPRESSIONS, Encoder, encoder, shape
 from penstock.sinks.files.s3 import UploadCommitter, UploadWriter
 from penstock.sinks.files.text import named_options
+from penstock.storage.local import folder_warnings
 from penstock.storage.open import task_tree
 from penstock.storage.s3 import S3Folder, s3_address
 from penstock.storage.tree import full_disk_named
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["FileSink"]
-
-#: Below this a check warns: an epoch of a busy job writes more.
-_LITTLE_SPACE = 1 << 30
 
 
 class FileSink(TwoPhaseSink):
@@ -85,7 +83,7 @@ class FileSink(TwoPhaseSink):
         if not is_local(self.path):
             task_tree(self.path).file_names("")
             return ()
-        return check_folder(self.path, uid, what="a folder of files")
+        return [Finding(uid, text) for text in folder_warnings(Path(self.path), "a folder of files")]
 
     def redirected(self, suffix: str) -> FileSink:
         redirected = copy.copy(self)
@@ -164,24 +162,3 @@ def output_path(path: str) -> str:
             "object store use a table format, whose log gives the atomic step.",
         )
     return os.path.abspath(path)
-
-
-def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:
-    """Raises for a folder that cannot be written or created; `what` describes it in messages."""
-    folder = Path(path)
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not nearest.is_dir():
-        raise ConfigurationError(
-            f"{nearest} is a file, so {folder} cannot be {what}.", to_do="give the path of a folder."
-        )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise AccessDenied(
-            f"This user may not write in {nearest}.", to_do="grant the right to write, or choose another folder."
-        )
-    space = os.statvfs(nearest)
-    if space.f_blocks == 0:
-        return ()  # it does not report its size, as many FUSE file systems
-    free = space.f_bavail * space.f_frsize
-    if free == 0:
-        raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
-    return (Finding(uid, f"only {free >> 20} MiB are free in {nearest}"),) if free < _LITTLE_SPACE else ()

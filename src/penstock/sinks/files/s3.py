@@ -274,8 +274,7 @@ class UploadCommitter(Committer):
         return len(open_uploads)
 
     def _parts(self, committable: Committable) -> list[str] | None:
-        parts = self._bucket.parts(self._name(committable), str(committable.payload["upload"]))
-        return None if parts is None else [part.etag for part in parts]
+        return self._bucket.parts(self._name(committable), str(committable.payload["upload"]))
 
     def _name(self, committable: Committable) -> str:
         """From the ledger; never the name of an object that is not this sink's."""

@@ -94,6 +94,11 @@ def rendering(kind: str, options: Mapping[str, str]) -> dict[str, str]:
     return {**default, **{name: value for name, value in options.items() if name not in _NOT_RENDERED}}
 
 
+def is_nested(kind: DataType) -> bool:
+    """Whether a column of this type becomes JSON where its target has no such columns."""
+    return kind.simpleString().startswith(("array", "map", "struct", "variant"))
+
+
 def keys_as_text(column: Column, kind: DataType) -> Column:
     """`column` with text keys in all of its maps, at any depth."""
     from pyspark.sql import functions as f

@@ -16,17 +16,16 @@ import ctypes as c
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import DataError, PenstockError, SchemaMismatch
 from penstock.kafka import errors
 from penstock.kafka.librdkafka import ClientError, Handle, Undelivered
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 #: First contact with a cluster: connect, find the coordinator, get a producer id.
 INIT_SECONDS = 30.0
@@ -57,8 +56,6 @@ _NOWHERE = np.uint64(c.addressof(_NOTHING))
 
 def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The same values in a layout that `spans` reads: itself if possible, else a copy."""
-    import pyarrow as pa
-
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     kind = array.type
@@ -71,8 +68,6 @@ def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def spans(array: pa.Array) -> tuple[U8, U8]:
     """Addresses and lengths of a `plain` binary or string array's values; it may be sliced, large or have nulls."""
-    import pyarrow as pa
-
     wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
     width: Any = np.int64 if wide else np.int32
     _, offsets, data = array.buffers()
@@ -118,8 +113,6 @@ def arguments(
     count = len(rows)
     extra = np.zeros(count, "i8")
     if headers is not None:
-        import pyarrow.compute as pc
-
         extra = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False).astype("i8")
     sizes = extra + _FIXED
     first = np.concatenate(([0], np.cumsum(sizes)[:-1])) if count else np.zeros(0, "i8")
@@ -157,9 +150,6 @@ def _milliseconds(timestamp: pa.Array | None, count: int) -> U8:
     # librdkafka takes 0 for the present time, so it cannot send this one moment.
     if timestamp is None:
         return np.zeros(count, "u8")
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     cast = pc.cast(timestamp, pa.timestamp("ms", timestamp.type.tz), safe=False)
     numbers: U8 = pc.fill_null(cast.cast(pa.int64()), 0).to_numpy(zero_copy_only=False).astype("i8").view("u8")
     wrong = int(np.count_nonzero(numbers == 0)) - timestamp.null_count

@@ -36,7 +36,6 @@ from penstock.sinks.mysql.session import (
     LOCK_TIMEOUT,
     NO_SUCH_THREAD,
     XA_UNKNOWN,
-    Login,
     ServerError,
     Session,
     mapper,
@@ -48,6 +47,7 @@ from penstock.sinks.sql.tables import quoted
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
     from penstock.deadline import Deadline
+    from penstock.sinks.mysql.sink import MySqlSink
 
 log = logging.getLogger(__name__)
 
@@ -77,15 +77,15 @@ class MySqlDialect(Dialect[Session]):
 
     raises_what_stays = False  # a decided epoch waits for a dropped table to come back
 
-    def __init__(self, login: Login, names: Names, chosen: str = "auto") -> None:
-        self.login, self.names, self._chosen = login, names, chosen
+    def __init__(self, sink: MySqlSink, names: Names) -> None:
+        self.sink, self.names = sink, names
         self.generation = names.generation
-        self.mapper = mapper(login.where, names.table)
+        self.mapper = mapper(sink.where, names.table)
         self._markers, self._sinks = names.quoted(MARKERS), names.quoted(SINKS)
         self._others: dict[tuple[str, str], MySqlDialect] = {}
 
     def connect(self, deadline: Deadline) -> Session:
-        return Session(self.login, seconds=deadline.remaining())
+        return Session(self.sink, seconds=deadline.remaining())
 
     def elsewhere(self, payload: Mapping[str, Any]) -> MySqlDialect | None:
         database, table = payload.get("target") or self.names.target
@@ -93,28 +93,25 @@ class MySqlDialect(Dialect[Session]):
             return None
         if (database, table) not in self._others:
             names = replace(self.names, database=database, table=table)
-            self._others[database, table] = MySqlDialect(self.login, names, self._chosen)
+            self._others[database, table] = MySqlDialect(self.sink, names)
         return self._others[database, table]
 
     # The sink's own tables
 
     def mode(self, connection: Session) -> str:
-        if self._chosen != "auto":
-            return self._chosen
+        if self.sink.mode != "auto":
+            return self.sink.mode
         return "staged" if two_phase_refusal(connection) else "two_phase"
 
-    def set_up(self, connection: Session) -> None:
-        self.create(connection)
-
-    def create(self, session: Session, since: str | None = None) -> None:
-        """Create what is missing. Nothing can be proven then about writers that began before `since` (default: now)."""
-        if self.missing(session):
+    def set_up(self, connection: Session, since: str | None = None) -> None:
+        """Nothing can be proven then about writers that began before `since` (default: now)."""
+        if self.missing(connection):
             for table, columns in _TABLES.items():
-                session.execute(f"CREATE TABLE IF NOT EXISTS {self.names.quoted(table)} {columns}")
-        if not session.query(f"SELECT 1 FROM {self._sinks} WHERE sink = %s", [self.names.sink]):
-            session.execute(
+                connection.execute(f"CREATE TABLE IF NOT EXISTS {self.names.quoted(table)} {columns}")
+        if not connection.query(f"SELECT 1 FROM {self._sinks} WHERE sink = %s", [self.names.sink]):
+            connection.execute(
                 f"INSERT IGNORE INTO {self._sinks} VALUES (%s, 0, 0, %s - INTERVAL 1 MICROSECOND)",
-                [self.names.sink, since or self.now(session)],
+                [self.names.sink, since or self.now(connection)],
             )
 
     def missing(self, session: Session) -> list[str]:

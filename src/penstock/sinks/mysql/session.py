@@ -6,13 +6,15 @@ import contextlib
 import functools
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock import errors
 from penstock.deadline import Deadline
-from penstock.sinks.sql.faults import ErrorMapper, Fault, Rule, missing_extra
+from penstock.sinks.sql.faults import ErrorMapper, Fault, Rule
+
+if TYPE_CHECKING:
+    from penstock.sinks.mysql.sink import MySqlSink
 
 SYSTEM = "MySQL"
 DUPLICATE, NO_TABLE, NO_SUCH_THREAD, XA_UNKNOWN, LOCK_TIMEOUT, DEADLOCK = 1062, 1146, 1094, 1397, 1205, 1213
@@ -115,51 +117,33 @@ _SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Login:
-    """Where and as whom. `options` are keyword arguments of the client library (`ssl_ca`, `unix_socket`, …)."""
-
-    host: str
-    port: int
-    user: str
-    password: str = field(repr=False)
-    database: str
-    lock_timeout: float = 10.0
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def where(self) -> str:
-        """For messages; without secrets."""
-        return f"{self.options.get('unix_socket') or f'{self.host}:{self.port}'}/{self.database}"
-
-
 class Session:
     """Used by one thread. Every method raises `ServerError`; statements commit by themselves unless begun otherwise.
 
     `seconds` bounds every reply, until `limit` changes it: a paused server counts as lost.
     """
 
-    def __init__(self, login: Login, *, seconds: float = 120.0) -> None:
-        self.login, self.deadline = login, Deadline(seconds)
+    def __init__(self, sink: MySqlSink, *, seconds: float = 120.0) -> None:
+        self.where, self.deadline = sink.where, Deadline(seconds)
         try:
             import pymysql
         except ImportError as error:
-            raise missing_extra("MySQL or MariaDB", "mysql", error) from error
+            raise errors.MissingExtra.of("Writing to MySQL or MariaDB", "mysql", error) from error
         self._errors: Any = pymysql.err
         # The server's wait for a lock ends well before our wait for the server.
-        locks = max(1, min(math.ceil(login.lock_timeout), math.floor(seconds / 2)))
+        locks = max(1, min(math.ceil(sink.lock_seconds), math.floor(seconds / 2)))
         options: dict[str, Any] = {
             "connect_timeout": max(1, min(_CONNECT_SECONDS, math.ceil(seconds))),
             "charset": "utf8mb4",
-            **login.options,
+            **sink.options,
         }
         try:
             self._connection: Any = _connection_class()(
-                host=login.host,
-                port=login.port,
-                user=login.user,
-                password=login.password.encode(),  # the library would take it for Latin-1
-                database=login.database,
+                host=sink.host,
+                port=sink.port,
+                user=sink.user,
+                password=sink.password.encode(),  # the library would take it for Latin-1
+                database=sink.target[0],
                 autocommit=True,
                 local_infile=True,
                 read_timeout=max(1.0, seconds),

@@ -11,7 +11,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.mysql.session import Login, Session
+from penstock.sinks.mysql.session import Session
 from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class MySqlSink(TwoPhaseSink):
     options: Mapping[str, Any] = field(default_factory=dict)
     #: Name and kind of each column of the last DataFrame that was shaped.
     columns: RowColumns | None = field(default=None, init=False, compare=False)
-    _target: tuple[str, str] = field(init=False, compare=False)  # database and table
+    target: tuple[str, str] = field(init=False, compare=False)  # database and table
 
     def __post_init__(self) -> None:
         check_mode("MySqlSink", self.mode, self.keys)
@@ -71,18 +71,18 @@ class MySqlSink(TwoPhaseSink):
                 to_do="say database='shop', or table='shop.orders'.",
             )
         check_length("MySQL", table, len(table), 64, "characters")
-        if seconds(self.lock_timeout, "lock_timeout") < 1:
+        if self.lock_seconds < 1:
             raise ConfigurationError(
                 f"lock_timeout is {self.lock_timeout}, but the server counts in whole seconds from 1.",
                 to_do="give one second or more.",
             )
-        object.__setattr__(self, "_target", (schema or self.database, table))
+        object.__setattr__(self, "target", (schema or self.database, table))
 
     def __repr__(self) -> str:
         return f"MySqlSink(table={self.table!r}, host={self.host!r}, user={self.user!r}, mode={self.mode!r})"
 
     def describe(self) -> str:
-        database, table = self._target
+        database, table = self.target
         return f"MySQL table {database}.{table} at {self.options.get('unix_socket') or f'{self.host}:{self.port}'}"
 
     def link(self, uid: str) -> Link:
@@ -90,7 +90,8 @@ class MySqlSink(TwoPhaseSink):
         return Link("sink", uid, Guarantee.EXACTLY_ONCE, why)
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        from penstock.sinks.mysql.types import is_nested, of_spark
+        from penstock.sinks.files.text import is_nested
+        from penstock.sinks.mysql.types import of_spark
         from penstock.sinks.sql.tables import with_json
 
         # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.
@@ -120,9 +121,9 @@ class MySqlSink(TwoPhaseSink):
 
         dialect = self._dialect(scope)
         with dialect.mapper.mapped("making its marker tables"):
-            session = Session(self._login)
+            session = Session(self)
             try:
-                dialect.create(session)
+                dialect.set_up(session)
                 return SqlCommitter(dialect, dialect.mode(session), session)
             except BaseException:
                 session.close()
@@ -130,7 +131,7 @@ class MySqlSink(TwoPhaseSink):
 
     def redirected(self, suffix: str) -> MySqlSink:
         """The same sink on another table, whose name has `suffix` behind it."""
-        database, table = self._target
+        database, table = self.target
         return replace(self, table=f"{quoted(database, '`')}.{quoted(table + suffix, '`')}")
 
     @property
@@ -138,26 +139,23 @@ class MySqlSink(TwoPhaseSink):
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     @property
-    def _login(self) -> Login:
-        return Login(
-            self.host,
-            self.port,
-            self.user,
-            self.password,
-            self._target[0],
-            seconds(self.lock_timeout, "lock_timeout"),
-            self.options,
-        )
+    def where(self) -> str:
+        """For messages; without secrets."""
+        return f"{self.options.get('unix_socket') or f'{self.host}:{self.port}'}/{self.target[0]}"
+
+    @property
+    def lock_seconds(self) -> float:
+        return seconds(self.lock_timeout, "lock_timeout")
 
     def _dialect(self, scope: SinkScope) -> MySqlDialect:
         from penstock.sinks.mysql.dialect import MySqlDialect
         from penstock.sinks.mysql.tables import Names
 
-        return MySqlDialect(self._login, Names.of(scope, *self._target), self.mode)
+        return MySqlDialect(self, Names.of(scope, *self.target))
 
     @contextlib.contextmanager
     def _connected(self, dialect: MySqlDialect) -> Iterator[Session]:
-        with dialect.mapper.mapped("connecting"), contextlib.closing(Session(self._login)) as session:
+        with dialect.mapper.mapped("connecting"), contextlib.closing(Session(self)) as session:
             yield session
 
     def _ready(self, session: Session, names: Names, columns: RowColumns) -> Table:

@@ -327,7 +327,7 @@ def _mode(session: Session, mode: str) -> Iterator[str]:
         return
     if mode == "two_phase":
         raise ConfigurationError(
-            f"MySqlSink cannot commit in two phases at {session.login.where}: {refusal}.",
+            f"MySqlSink cannot commit in two phases at {session.where}: {refusal}.",
             to_do="say mode='staged', which needs no prepared transactions, or change the server.",
         )
     yield f"epochs are staged, not prepared as XA transactions: {refusal}"
@@ -384,7 +384,7 @@ def _settings(session: Session) -> Iterator[str]:
     if (variable(session, "log_bin") or "OFF") in ("ON", "1"):
         if variable(session, "binlog_format") == "STATEMENT":
             raise ConfigurationError(
-                f"The server at {session.login.where} logs statements (binlog_format=STATEMENT), which cannot repeat "
+                f"The server at {session.where} logs statements (binlog_format=STATEMENT), which cannot repeat "
                 "what the sink does.",
                 to_do="set binlog_format to ROW or MIXED on the server.",
             )
@@ -398,7 +398,7 @@ def _settings(session: Session) -> Iterator[str]:
         )
     if (variable(session, "local_infile") or "OFF") not in ("ON", "1"):
         raise ConfigurationError(
-            f"The server at {session.login.where} does not allow LOAD DATA LOCAL INFILE (local_infile is off), the way "
+            f"The server at {session.where} does not allow LOAD DATA LOCAL INFILE (local_infile is off), the way "
             "rows are written.",
             to_do=ALLOW_LOADING,
         )

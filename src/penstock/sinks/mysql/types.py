@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import DataError, SchemaMismatch
-from penstock.sinks.files.text import digits_of
+from penstock.sinks.files.text import digits_of, is_nested
 from penstock.sinks.sql.tables import Column, quoted
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ _SPARK = {
     "double": "double", "float": "float", "string": "string", "binary": "binary", "date": "date",
     "timestamp": "timestamp", "timestamp_ntz": "timestamp", "void": "string",
 }  # fmt: skip
-_NESTED = ("array<", "map<", "struct<", "variant")
 _ROUNDING = re.compile(r"(double|float|real)\(\d+,\d+\)")  # to so many digits behind the point
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")  # of an ENUM or a SET
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
@@ -65,11 +64,6 @@ _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 CHUNK = 8 << 20
 _NULL = "\\N"
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"))
-
-
-def is_nested(kind: DataType) -> bool:
-    """Whether a column of this Spark type becomes JSON."""
-    return kind.simpleString().startswith(_NESTED)
 
 
 def of_spark(name: str, kind: DataType) -> str:
@@ -221,7 +215,8 @@ def _text(column: pa.Array, name: str) -> pa.Array:
         return digits_of(column).cast(pa.string())
     match kind:
         case "binary":
-            return _hexadecimal(column.cast(pa.binary()))
+            # One by one, because Arrow has no such function.
+            return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string())
         case "boolean":
             column = column.cast(pa.uint8())
         case "double" | "float":
@@ -259,20 +254,3 @@ def _escaped(text: pa.Array) -> pa.Array:
         if (characters == ord(plain)).any():
             text = pc.replace_substring(text, pattern=plain, replacement=escape)
     return text
-
-
-def _hexadecimal(column: pa.Array) -> Any:
-    """Two digits for every byte: the same offsets, doubled."""
-    digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-    pairs = np.stack([np.repeat(digits, 16), np.tile(digits, 16)], axis=1)  # byte → its two digits
-    _, offsets, data = column.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    text = pairs[raw[bounds[0] : bounds[-1]]].tobytes()
-    doubled = ((bounds - bounds[0]) * 2).astype(np.int64)
-    there = column.is_valid().to_numpy(zero_copy_only=False)
-    valid = pa.py_buffer(np.packbits(there, bitorder="little").tobytes()) if column.null_count else None
-    large = pa.Array.from_buffers(
-        pa.large_string(), len(column), [valid, pa.py_buffer(doubled.tobytes()), pa.py_buffer(text)]
-    )
-    return large.cast(pa.string())

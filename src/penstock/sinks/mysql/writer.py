@@ -86,7 +86,7 @@ class MySqlWriter(Writer):
         with contextlib.suppress(ServerError, PenstockError):  # the driver's sweep ends what remains
             if self._prepared:
                 self._prepared = False
-                session = Session(self._dialect.login, seconds=_UNDO_SECONDS)
+                session = Session(self._dialect.sink, seconds=_UNDO_SECONDS)
             if session is not None and session.open and self.name:
                 self._undo(session)
         if session is not None:
@@ -116,14 +116,14 @@ class MySqlWriter(Writer):
     def _begin(self, schema: pa.Schema) -> str:
         """Open the connection and what the rows go into; the statement that loads them."""
         # A whole wait for locks fits into it, twice.
-        seconds = 2 * self._dialect.login.lock_timeout + _LOAD_SECONDS
-        session = self._session = Session(self._dialect.login, seconds=seconds)
+        seconds = 2 * self._dialect.sink.lock_seconds + _LOAD_SECONDS
+        session = self._session = Session(self._dialect.sink, seconds=seconds)
         kinds = tuple(of_arrow(field.name, field.type) for field in schema)
         table = self._ready(session, self._names, list(zip(schema.names, kinds, strict=True)))
         self._table, self._columns = table, tuple(table.spelt(name) for name in schema.names)
         self._at = self._dialect.now(session)
         if self._scope.hints.get("fence") is None:  # no driver has created the tables
-            self._dialect.create(session, since=self._at)
+            self._dialect.set_up(session, since=self._at)
         into = self._open_staging(session, table) if self._staged else self._open_transaction(session)
         return load_statement(self._names.quoted(into), self._columns, kinds)
 
@@ -158,7 +158,7 @@ class MySqlWriter(Writer):
             if error.code != NO_TABLE:
                 raise
             self._undo(session)
-            self._dialect.create(session, since=self._at)
+            self._dialect.set_up(session, since=self._at)
             self._start(session)
         return self._names.table
 

@@ -19,7 +19,7 @@ from penstock import errors
 from penstock.deadline import Deadline
 from penstock.secrets import hide, is_secret
 from penstock.sinks.sql.dialect import MARKERS, SINKS
-from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule, missing_extra
+from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule
 from penstock.sinks.sql.tables import quoted
 
 #: The server's time in microseconds, at which the transaction began.
@@ -56,7 +56,7 @@ def client() -> SimpleNamespace:
         import psycopg
         from psycopg.conninfo import make_conninfo
     except ImportError as error:
-        raise missing_extra("PostgreSQL", "postgres", error) from error
+        raise errors.MissingExtra.of("Writing to PostgreSQL", "postgres", error) from error
     return SimpleNamespace(adbc=adbc, dbapi=dbapi, psycopg=psycopg, make_conninfo=make_conninfo)
 
 

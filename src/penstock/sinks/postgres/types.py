@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaMismatch
+from penstock.sinks.files.text import is_nested
 from penstock.sinks.sql.tables import Column
 
 if TYPE_CHECKING:
@@ -220,27 +221,23 @@ def column_type(kind: DataType) -> str:
     """The type of a column made for values of a Spark type; `SchemaMismatch` where there is none."""
     from pyspark.sql.types import ArrayType
 
-    if isinstance(kind, ArrayType):
-        inner = _atomic(kind.elementType)
-        return f"{inner}[]" if inner is not None else "jsonb"
+    inner = _atomic(kind.elementType) if isinstance(kind, ArrayType) else None
+    if inner is not None:
+        return f"{inner}[]"
     atomic = _atomic(kind)
     if atomic is not None:
         return atomic
-    name = kind.simpleString()
-    if name.startswith(("struct", "map", "variant")):
+    if is_nested(kind):
         return "jsonb"
     raise SchemaMismatch(
-        f"PostgreSQL has no type for values of Spark's type {name}.", to_do="cast the column to a string or a number."
+        f"PostgreSQL has no type for values of Spark's type {kind.simpleString()}.",
+        to_do="cast the column to a string or a number.",
     )
 
 
 def goes_as_json(kind: DataType) -> bool:
     """Whether values of this type are rendered as JSON before they are written."""
-    from pyspark.sql.types import ArrayType
-
-    if isinstance(kind, ArrayType):
-        return _atomic(kind.elementType) is None
-    return kind.simpleString().startswith(("struct", "map", "variant"))
+    return is_nested(kind) and column_type(kind) == "jsonb"
 
 
 def _atomic(kind: DataType) -> str | None:

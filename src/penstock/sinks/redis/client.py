@@ -57,9 +57,7 @@ def library() -> Any:
     try:
         import redis
     except ImportError as error:
-        raise errors.MissingExtra(
-            "The Redis sink needs the package redis, which is not installed.", to_do="pip install 'penstock[redis]'"
-        ) from error
+        raise errors.MissingExtra.of("The Redis sink", "redis", error) from error
     return redis
 
 

@@ -23,17 +23,20 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
 from penstock.sinks.files.commit import attempt_name
-from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
+from penstock.sinks.files.text import LOSSLESS, digits_of, is_nested, keys_as_text, refuse_keys
 from penstock.sinks.redis import client
 from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
@@ -71,7 +74,7 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
         )
     key_type = next(field.dataType for field in fields if field.name == key)
     values = [field for field in fields if field.name != key]
-    if _is_nested(key_type):
+    if is_nested(key_type):
         raise SchemaMismatch(f"The key {key!r} is a {key_type.simpleString()}.", to_do="make it a string first.")
     if mode == "counter":
         for field in values:
@@ -89,14 +92,10 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
     return frame.select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
 
 
-def _is_nested(kind: DataType) -> bool:
-    return kind.simpleString().startswith(("array", "map", "struct", "variant"))
-
-
 def _plain(column: Column, kind: DataType) -> Column:
     from pyspark.sql import functions as f
 
-    if _is_nested(kind):
+    if is_nested(kind):
         # Inside a struct, because to_json does not take every plain array; the wrapping is cut off again.
         text = f.to_json(
             f.struct(keys_as_text(column, kind).alias("v")), {**LOSSLESS["json"], "ignoreNullFields": "false"}
@@ -134,8 +133,6 @@ def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
 
 def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
     """One row for each key; null adds nothing, and stays null if there is no number."""
-    import pyarrow as pa
-
     names = [name for name in batch.schema.names if name != key]
     for name in names:
         if not pa.types.is_integer(batch.schema.field(name).type):
@@ -158,9 +155,6 @@ def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
 
 def _largest_sum(keys: pa.Array, column: pa.Array) -> float:
     """The largest sum of one key's numbers without their signs; Arrow's own sums would overflow silently."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     sizes = pc.abs(column.cast(pa.float64(), safe=False))
     total: float = pc.sum(sizes).as_py() or 0.0
     if total <= client.COUNTER_LIMIT:
@@ -171,9 +165,6 @@ def _largest_sum(keys: pa.Array, column: pa.Array) -> float:
 
 
 def _keys(column: pa.Array, prefix: str) -> list[Any]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     plain = _text(column, "key").cast(pa.large_binary())
     ahead, between = (pa.scalar(part, pa.large_binary()) for part in (prefix.encode(), b""))
     whole = pc.binary_join_element_wise(ahead, plain, between)
@@ -195,16 +186,11 @@ def _rendered(column: pa.Array, name: str) -> list[Any]:
 
 
 def has_lengths(kind: pa.DataType) -> bool:
-    from pyarrow import types
-
-    fits = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    fits = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(fit(kind) for fit in fits)
 
 
 def _text(column: pa.Array, name: str) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type
     is_a = pa.types
     if has_lengths(kind):
@@ -222,8 +208,6 @@ def _text(column: pa.Array, name: str) -> pa.Array:
 
 
 def _nulls(values: list[pa.Array]) -> list[bytes]:
-    import numpy as np
-
     valid = np.column_stack([column.is_valid().to_numpy(zero_copy_only=False) for column in values])
     complete: list[bool] = np.logical_and.reduce(valid, axis=1).tolist()
     digits, width = (valid + ord("0")).astype(np.uint8).tobytes(), len(values)
@@ -242,8 +226,6 @@ def portions(batch: pa.RecordBatch, sink: RedisSink) -> Iterator[tuple[Rows, int
 
 def _fits(batch: pa.RecordBatch) -> None:
     """Redis would drop the connection in the middle of a value that is too large, and appear unavailable."""
-    import pyarrow.compute as pc
-
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         longest = (pc.max(pc.binary_length(column)).as_py() or 0) if has_lengths(column.type) else 0
         if longest > LARGEST_VALUE:

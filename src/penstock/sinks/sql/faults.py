@@ -143,10 +143,3 @@ class ErrorMapper:
             safe="its rows are rolled back; nothing of them is visible.",
             to_do="nothing: the run that swept continues in its place.",
         )
-
-
-def missing_extra(system: str, extra: str, error: ImportError) -> errors.MissingExtra:
-    return errors.MissingExtra(
-        f"Writing to {system} needs a client library that cannot be imported ({error}).",
-        to_do=f"pip install 'penstock[{extra}]' where the driver and the tasks run.",
-    )

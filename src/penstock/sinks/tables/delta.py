@@ -15,7 +15,6 @@ import math
 import posixpath
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import date, datetime
 from functools import cached_property
 from hashlib import sha256
@@ -33,7 +32,7 @@ from penstock.sinks.files import is_local
 from penstock.sinks.files.encode import leaves
 from penstock.sinks.tables.columns import VARCHAR, check_partitions, strict_inside, varchar_length
 from penstock.sinks.tables.sink import public_address
-from penstock.sinks.tables.target import Change, History, Known, Target, Written, has_bounds, token_of, translate_errors
+from penstock.sinks.tables.target import Change, History, Known, Target, Written, has_bounds, token_of
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ObjectTree
 from penstock.storage.local import LocalTree
@@ -64,10 +63,12 @@ _HARMLESS = frozenset((
 class DeltaTarget(Target):
     """Keeps the table's state between looks and reads only what came since."""
 
+    errors = (deltalake.exceptions.DeltaError,)
+
     def __init__(
         self, path: str, options: Mapping[str, str], partition_by: tuple[str, ...], scope: SinkScope | None
     ) -> None:
-        self._path, self._options, self._partition_by = path, dict(options), partition_by
+        self._path, self.options, self._partition_by = path, dict(options), partition_by
         self._app = f"penstock:{scope.prefix}" if scope is not None else "penstock"
         self.where = f"Delta table {public_address(path)}"
         self._table: Any = None
@@ -91,7 +92,7 @@ class DeltaTarget(Target):
             self._table.update_incremental()
         else:
             try:
-                self._table = deltalake.DeltaTable(self._path, storage_options=self._options or None)
+                self._table = deltalake.DeltaTable(self._path, storage_options=self.options or None)
             except deltalake.exceptions.TableNotFoundError:
                 self._table = None
                 return False
@@ -135,7 +136,7 @@ class DeltaTarget(Target):
                     schema=schema,
                     mode="ignore",
                     partition_by=list(self._partition_by),
-                    storage_options=self._options or None,
+                    storage_options=self.options or None,
                 )
             except deltalake.exceptions.CommitFailedError:
                 if self._tree.size(_entry(0)) is None:
@@ -147,7 +148,7 @@ class DeltaTarget(Target):
 
     @cached_property
     def _tree(self) -> Tree:
-        return open_folder(self._path, self._options)
+        return open_folder(self._path, self.options)
 
     def describe(self, known: Known, file: Written) -> AddAction:
         indexed = self._table.metadata().configuration.get("delta.dataSkippingNumIndexedCols", INDEXED)
@@ -221,9 +222,6 @@ class DeltaTarget(Target):
                 sync(table / _entry(version))
         ensure_folder(table / _LOG)
         sync(table / _LOG)
-
-    def translate_errors(self) -> AbstractContextManager[None]:
-        return translate_errors(self.where, self._options, (deltalake.exceptions.DeltaError,))
 
 
 def _notes(kind: Any, inside: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:

@@ -11,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date
 from functools import cached_property
@@ -46,7 +45,6 @@ from penstock.sinks.tables.target import (
     Written,
     has_bounds,
     private_folder,
-    translate_errors,
 )
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ArrowTree, ObjectTree
@@ -66,6 +64,8 @@ _EPOCH_DAY = date(1970, 1, 1)
 class IcebergTarget(Target):
     """Loads the table's metadata at every look."""
 
+    errors = (Exception,)  # pyiceberg's have no common root, and its catalogs bring their own
+
     def __init__(
         self,
         table: str,
@@ -74,7 +74,7 @@ class IcebergTarget(Target):
         partition_by: tuple[str, ...],
         scope: SinkScope | None,
     ) -> None:
-        self._name, self._catalog_name, self._properties = table, catalog, dict(properties)
+        self._name, self._catalog_name, self.options = table, catalog, dict(properties)
         self._partition_by = partition_by
         self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
         self._pages = Pages(self._tree, private_folder(scope, "taken") if scope is not None else "")
@@ -204,15 +204,11 @@ class IcebergTarget(Target):
     @cached_property
     def _catalog(self) -> Any:
         # A catalog in a database creates its own tables when it is opened, and several tasks may do that at once.
-        catalog = _patiently(lambda: load_catalog(self._catalog_name, **self._properties), lambda: False)
+        catalog = _patiently(lambda: load_catalog(self._catalog_name, **self.options), lambda: False)
         warehouse = catalog.properties.get("warehouse", "")
         if warehouse and ("://" not in warehouse or warehouse.startswith("file:")):
             catalog.properties.setdefault("py-io-impl", f"{__name__}.{SyncedFileIO.__name__}")
         return catalog
-
-    def translate_errors(self) -> AbstractContextManager[None]:
-        # pyiceberg's errors have no common root, and its catalogs bring their own.
-        return translate_errors(self.where, self._properties, (Exception,))
 
 
 def _patiently(action: Callable[[], Any], done: Callable[[], bool]) -> Any:

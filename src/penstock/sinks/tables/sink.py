@@ -6,12 +6,14 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, MissingExtra, TableMissing
-from penstock.sinks.files import check_folder, is_local, output_path
+from penstock.sinks.files import is_local, output_path
+from penstock.storage.local import folder_warnings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,7 +76,8 @@ class TableSink(TwoPhaseSink):
                 f"{', '.join(self.partition_by)}.",
                 to_do="leave partition_by out: an existing table keeps its partitions.",
             )
-        return check_folder(folder, uid, what="a table") if folder is not None and is_local(folder) else ()
+        local = folder is not None and is_local(folder)
+        return [Finding(uid, text) for text in (folder_warnings(Path(folder or ""), "a table") if local else ())]
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +128,7 @@ class DeltaSink(TableSink):
         try:
             from penstock.sinks.tables.delta import DeltaTarget
         except ImportError as error:
-            raise _missing_package("Delta", "deltalake", error) from error
+            raise MissingExtra.of("The Delta sink", "delta", error) from error
         return DeltaTarget(self.path, self.storage_options, self.partition_by, scope)
 
 
@@ -186,7 +189,7 @@ class IcebergSink(TableSink):
         try:
             from penstock.sinks.tables.iceberg import IcebergTarget
         except ImportError as error:
-            raise _missing_package("Iceberg", "pyiceberg", error) from error
+            raise MissingExtra.of("The Iceberg sink", "iceberg", error) from error
         return IcebergTarget(self.table, self.catalog, self.properties, self.partition_by, scope)
 
 
@@ -197,10 +200,3 @@ def public_address(address: str) -> str:
     parts = urlsplit(address)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
-def _missing_package(kind: str, package: str, error: ImportError) -> MissingExtra:
-    return MissingExtra(
-        f"The {kind} sink needs the package {package}, which cannot be imported ({error}).",
-        to_do=f"pip install 'penstock[{kind.lower()}]'",
-    )

@@ -14,7 +14,6 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -88,9 +87,21 @@ class Target(ABC):
     where: str
     """For messages: "Delta table /data/orders"."""
 
-    @abstractmethod
-    def translate_errors(self) -> AbstractContextManager[None]:
-        """Around calls of the library and the storage: their errors become Penstock's."""
+    options: Mapping[str, str]
+    """Of the library; their secrets are hidden in messages."""
+    errors: tuple[type[Exception], ...]
+    """Those of the library."""
+
+    @contextlib.contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        """Around calls of the library and the storage: their errors become Penstock's, without secrets; others pass."""
+        try:
+            yield
+        except PenstockError:
+            raise
+        except (*self.errors, OSError) as error:
+            # The original may show an address with its password.
+            raise translated(error, self.where, self.options) from None
 
     @abstractmethod
     def look(self) -> Known | None:
@@ -182,19 +193,6 @@ def token_of(path: str) -> str | None:
     """The token in the name of a data file of these sinks; None for any other."""
     match = _DATA.search(path)
     return None if match is None else match["token"]
-
-
-@contextlib.contextmanager
-def translate_errors(where: str, options: Mapping[str, str], kinds: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Turns errors of `kinds` and of the operating system into Penstock's, without `options`' secrets; others pass."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except Exception as error:
-        if not isinstance(error, (*kinds, OSError)):
-            raise
-        raise translated(error, where, options) from None  # the original may show an address with its password
 
 
 def translated(error: BaseException, where: str, options: Mapping[str, str]) -> PenstockError:

@@ -213,30 +213,16 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
     if not columns:
         yield (), batch
         return
-    codes = np.zeros(batch.num_rows, dtype=np.int64)
-    dictionaries = []
-    for name in columns:
-        encoded = batch.column(name).dictionary_encode(null_encoding="encode")
-        # Renumbered after every column: the product of many columns could overflow.
-        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64).reshape(-1)
-        dictionaries.append((encoded.dictionary, encoded.indices))
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    if len(first) == 1:
-        groups = [batch]
-    else:
-        order = np.argsort(inverse, kind="stable")
-        ends = np.cumsum(np.bincount(inverse))
-        sorted_rows = batch.take(pa.array(order))
-        groups = [sorted_rows.slice(start, end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    for row, rows in zip(first, groups, strict=True):
-        try:
-            values = tuple(dictionary[indices[int(row)].as_py()].as_py() for dictionary, indices in dictionaries)
-        except (OverflowError, ValueError) as error:
-            raise DataError(
-                f"A row has a date outside the years 1 to 9999 in {', '.join(columns)}, by which the table is"
-                " partitioned.",
-                to_do="filter or correct such rows, or partition by a column of text.",
-            ) from error
-        yield values, rows
+    keys = [f"key{number}" for number in range(len(columns))]  # a column may have any name
+    numbered = pa.table([*map(batch.column, columns), np.arange(batch.num_rows)], names=[*keys, "row"])
+    # In one thread: only then do rows stay in their order.
+    groups = numbered.group_by(keys, use_threads=False).aggregate([("row", "list")])
+    try:
+        values = list(zip(*(groups[key].to_pylist() for key in keys), strict=True))
+    except (OverflowError, ValueError) as error:
+        raise DataError(
+            f"A row has a date outside the years 1 to 9999 in {', '.join(columns)}, by which the table is partitioned.",
+            to_do="filter or correct such rows, or partition by a column of text.",
+        ) from error
+    for group, rows in zip(values, groups["row_list"], strict=True):
+        yield group, batch if len(values) == 1 else batch.take(rows.values)

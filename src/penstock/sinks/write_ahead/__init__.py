@@ -91,19 +91,16 @@ class WriteAheadSink(TwoPhaseSink):
         )
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.sinks.files import check_folder
+        from penstock.storage.local import folder_warnings
         from penstock.storage.open import task_tree
         from penstock.storage.storage import local_path
 
         path = local_path(self.log)
-        findings: Sequence[Finding] = ()
-        if path is not None:
-            findings = check_folder(str(path), uid, what="a folder of files")
-        else:
+        if path is None:
             task_tree(self.log).file_names("")
         if self.marker is not None:
             self.ids_in_target()
-        return findings
+        return [] if path is None else [Finding(uid, text) for text in folder_warnings(path, "a folder of files")]
 
     def ids_in_target(self) -> set[str]:
         """The ids that `marker` returns; `SystemUnavailable` if it raises."""
