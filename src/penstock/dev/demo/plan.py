@@ -40,14 +40,6 @@ def moments(kills: int, rows: int, chance: random.Random) -> list[Moment]:
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """One restart after a kill: how long until the first commit of new rows, and what recovery did before."""
-
-    seconds: float
-    actions: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class Progress:
     """What is known of the run. `take` every event, `note_start` and `note_kill` at their time."""
@@ -59,7 +51,7 @@ class Progress:
     spans: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # decided, complete
     last: dict[str, Event] = field(default_factory=dict)  # the newest event of each query
     kills: list[str] = field(default_factory=list)  # what the job was doing
-    recoveries: list[Recovery] = field(default_factory=list)
+    recoveries: list[float] = field(default_factory=list)  # seconds from a restart to the first commit of new rows
     runs: int = 0
     _began: float = 0.0
     _actions: list[str] = field(default_factory=list)
@@ -109,10 +101,14 @@ class Progress:
 
     def _note_recovery(self, time: float) -> Iterator[str]:
         if not self._has_committed and self.kills:
-            self.recoveries.append(Recovery(time - self._began, tuple(self._actions)))
+            self.recoveries.append(time - self._began)
             actions = ", ".join(self._actions) or "nothing"
-            yield f"recovered in {self.recoveries[-1].seconds:.1f} s, to do was: {actions}"
+            yield f"recovered in {self.recoveries[-1]:.1f} s, to do was: {actions}"
         self._has_committed = True
+
+    def line(self) -> str:
+        done, kills = self.committed["payments"], len(self.kills)
+        return f"{done:,} of {self.rows:,} rows, {len(self.epochs):,} epochs, {kills} of {len(self.plan)} kills"
 
     def kill_after(self, event: Event) -> float | None:
         """Seconds to wait before a kill, if this event is the moment for the next one. Only while the job has
