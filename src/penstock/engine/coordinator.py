@@ -29,7 +29,7 @@ from penstock.config import Checkpoints, Mode
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Gate
 from penstock.engine.committers import Stragglers
-from penstock.engine.driver import LedgerRun, Timing
+from penstock.engine.driver import LedgerRun
 from penstock.engine.modes import AbortAll, Begin, CommitOnce, Drop, at_least_once, at_most_once
 from penstock.engine.output_jobs import EachEpoch
 from penstock.engine.positions import Positions
@@ -93,7 +93,7 @@ class Coordinator:
             events=events,
             where=log.location,
             query_id=log.query_id,
-            timing=Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds),
+            limits=limits,
             token=run,
         )
         self._ledger, self._watermark = ledger, WatermarkTracker()

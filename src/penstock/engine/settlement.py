@@ -495,7 +495,7 @@ class Settlement:
                 return finished
             case protocol.Sweep(keep) if not self._committing:
                 # What the ledger does not know is listed, and only aborted by force.
-                self._run.abort_known((*keep, *self._others), Deadline(self._run.timing.abort_seconds))
+                self._run.abort_known((*keep, *self._others), Deadline(self._run.limits.abort_timeout_seconds))
                 failpoint("recover.swept")
         return None
 
