@@ -98,18 +98,7 @@ class Coordinator:
         )
         self._ledger, self._watermark = ledger, WatermarkTracker()
         self._positions = Positions(query, ledger, log, running)
-        self._preparation = Preparation(
-            job=job,
-            sinks=sinks,
-            committers=self._run.committers,
-            body=body,
-            executed_plan=executed_plan,
-            watermark=self._watermark,
-            limits=limits,
-            inflight=inflight,
-            observer=observer,
-            inputs=inputs,
-        )
+        self._preparation = Preparation(self._run, body, executed_plan, self._watermark, inflight, observer, inputs)
         self.gate = Gate(query)
         self._stragglers = Stragglers(query, self._run.abort_dangling, inflight)
         self._jobs: Jobs = EachEpoch()

@@ -264,7 +264,11 @@ def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> CommitResul
     where the other system has ended some of it meanwhile, `OutcomeUnknown` where that cannot be proven."""
     _refuse_unknown_sinks(query, sinks)
     with closing(Settlement(ledgers, query, sinks)) as settlement:
-        return settlement.commit()
+        resume = settlement.recover()
+        if settlement.decision is None:
+            raise settlement.nothing_decided()
+        epoch, complete = settlement.decision.id.epoch, resume.action == "finished"
+        return CommitResult(query.uid, epoch, resume.generation, complete, settlement.outcomes)
 
 
 def finish(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> int:
@@ -381,28 +385,21 @@ class Settlement:
             query_id=query.log.query_id,
         )
         self._of, self._before, self._command = query, query.facts, command
-        self._decision: Decision | None = None
-        self._outcomes: dict[WriterId, Outcome] = {}
+        self.decision: Decision | None = None
+        self.outcomes: dict[WriterId, Outcome] = {}
         self._others: Collection[Committable] = ()
         self._committing = False
         self._inflight: InFlight | None = None
-
-    def commit(self) -> CommitResult:
-        resume = self.recover()
-        if self._decision is None:
-            raise self._nothing_decided()
-        complete = resume.action == "finished"
-        return CommitResult(self._run.query, self._decision.id.epoch, resume.generation, complete, self._outcomes)
 
     def recover(self) -> protocol.Resume:
         """A recovery that aborts nothing. Raises `WritersLost` where it cannot finish what is decided."""
         self._committing = True
         resume = self._run.drive(protocol.recover(), self._perform)
-        if self._decision is not None and resume.action in ("void", "repair"):
-            lost = sum(outcome is Outcome.LOST for outcome in self._outcomes.values())
+        if self.decision is not None and resume.action in ("void", "repair"):
+            lost = sum(outcome is Outcome.LOST for outcome in self.outcomes.values())
             raise WritersLost(
                 f"Epoch {resume.epoch} of query {self._run.query!r} is decided, but the other system has ended"
-                f" {lost} of {len(self._outcomes)} transactions.",
+                f" {lost} of {len(self.outcomes)} transactions.",
                 safe="the decision, its counts and checksums are kept; what could be committed is visible.",
                 to_do="start the job: it "
                 + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
@@ -431,7 +428,7 @@ class Settlement:
         decided = self._run.drive(protocol.commit_decided(), self._perform)
         drainers = self._inflight.drainers() if self._inflight is not None else {}
         if decided is None and not drainers:
-            raise self._nothing_decided()
+            raise self.nothing_decided()
         unproven = [(self._run.rule, writer) for writer in self._unproven(*decided)] if decided is not None else []
         for each in drainers.values():
             unproven += [
@@ -458,7 +455,7 @@ class Settlement:
             ]
         return unproven
 
-    def _nothing_decided(self) -> TransactionRefused:
+    def nothing_decided(self) -> TransactionRefused:
         return TransactionRefused(
             f"Nothing of query {self._run.query!r} is decided any more.",
             safe="nothing was committed or aborted.",
@@ -506,16 +503,16 @@ class Settlement:
             refuse_logged(self._of)
         elif query is not None:
             self._inflight.open(query, self._run.generation)
-        self._decision = honoured(state)
+        self.decision = honoured(state)
         failpoint("recover.looked")
         return state
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
         logged = [committable for committable in decision.to_commit if committable.logged]
         direct = [committable for committable in decision.to_commit if not committable.logged]
-        self._outcomes = self._run.commit(decision.id.epoch, direct)
+        self.outcomes = self._run.commit(decision.id.epoch, direct)
         if logged and self._inflight is not None:
             self._inflight.commit(decision.id.epoch, logged, self._run.commit)
-            self._outcomes |= {committable.id: Outcome.COMMITTED for committable in logged}
+            self.outcomes |= {committable.id: Outcome.COMMITTED for committable in logged}
         failpoint("recover.committed")
-        return self._outcomes
+        return self.outcomes

@@ -33,12 +33,12 @@ from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.checkpoint.open import require_trust
 from penstock.engine.restarts import classify, error_chain, jvm_gone
 from penstock.errors import JobStopped, PenstockError, Superseded
-from penstock.job.session import writer_modules
 from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registry import expected_run
+from penstock.spark.executors import writer_modules
 from penstock.spark.masters import runs_tasks_itself
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at

@@ -83,6 +83,12 @@ def importable(names: Iterable[str]) -> list[str]:
     return modules
 
 
+def writer_modules(sinks: Iterable[object]) -> list[str]:
+    """The modules that a worker loads for these sinks: each sink's own and, by convention, its writer's."""
+    modules = {type(sink).__module__ for sink in sinks}
+    return sorted(modules | {f"{name.rpartition('.')[0]}.writer" for name in modules if name.startswith("penstock.")})
+
+
 def require_alike(workers: Sequence[Worker], version: str) -> None:
     """Raise `ExecutorMismatch` for the first that differs from the driver."""
     python = platform.python_version_tuple()[:2]
