@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.record import COMPLETE, FAILED, Alignment, CheckpointRecord, OperatorState, shares_of, tidy
 from penstock.deadline import Deadline
-from penstock.spark.status import measure_later
+from penstock.spark.status import measure
 from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class Observer:
             return
         self._next = now + _MEASURE_EVERY
         uids = [uid for uid, _ in self._positions_at(barrier)]
-        self._measure = measure_later(self._spark, opened, epoch=epoch, uids=uids)
+        group = self._spark.sparkContext.getLocalProperty("spark.jobGroup.id") or ""  # of the epoch's own thread
+        self._measure = partial(measure, self._spark, group, opened, epoch=epoch, uids=uids)
 
     def ended(
         self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
@@ -167,7 +169,7 @@ _CLOSE_SECONDS = 5.0  # for a storage that hangs; the job's end does not wait fo
 _TIDY_EVERY = 20  # records between two listings
 
 Progress = Mapping[str, Any]
-Measure = Callable[[], Alignment | None]
+Measure = Callable[[], Alignment]
 
 
 class Recorder:
