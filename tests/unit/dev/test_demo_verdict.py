@@ -17,9 +17,8 @@ import pytest
 
 from penstock.dev.demo import run as demo
 from penstock.dev.demo.job import COLUMNS, output_folder
-from penstock.dev.demo.plan import PHASES, Moment, Progress, moments
 from penstock.dev.demo.result import Outputs, judge, true_payments, true_totals
-from penstock.dev.demo.run import DemoOptions, run_demo
+from penstock.dev.demo.run import PHASES, DemoOptions, Moment, Progress, moments, run_demo
 
 ROWS, EPOCH, WRITERS = 3_000, 500, 2
 TOTALS = 1_996  # rows of the second output
