@@ -18,6 +18,7 @@ from penstock.engine.task import Assignment, Route, Writing, attempt_of, committ
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
 from penstock.spark.executors import fault_in
+from penstock.spark.masters import runs_tasks_itself
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -191,9 +192,7 @@ def _races(spark: SparkContext) -> tuple[bool, bool]:
     """Whether it speculates: then the winner may be a first attempt and a loser still have prepared something. And
     whether it has but one executor, as a local master has: a stage runs again when outputs of a shuffle are lost with
     theirs. Neither changes while a session lives, and to ask takes longer than a small epoch's tasks."""
-    master = spark.master or ""
-    speculates = spark.getConf().get("spark.speculation", "false") == "true"
-    return speculates, master == "local" or master.startswith("local[")
+    return spark.getConf().get("spark.speculation", "false") == "true", runs_tasks_itself(spark.master)
 
 
 def ran_again(tracker: StatusTracker, stages: Collection[int], deadline: Deadline) -> bool:

@@ -13,7 +13,6 @@ import queue
 import struct
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -126,40 +125,31 @@ class Writing:
     seconds: float = 0.0
 
 
-class Channel(ABC):
+class _IntoSink:
     """Open from the first row on."""
 
-    @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Rows with their hashes in the last column."""
-
-    @abstractmethod
-    def finish(self) -> Mapping[str, Any]:
-        """No more rows come. What is returned becomes part of the task's answer."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Undo it all; called after any failure."""
-
-
-class _IntoSink(Channel):
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Rows with their hashes in the last column."""
         self._writer.write(batch.drop_columns([HASH_COLUMN]))
 
     def finish(self) -> Mapping[str, Any]:
+        """No more rows come. What is returned becomes part of the task's answer."""
         failpoint("task.written")
         payload = dict(self._writer.pre_commit())
         failpoint("task.prepared")
         return {"payload": payload}
 
     def abort(self) -> None:
+        """Undo it all; called after any failure."""
         self._writer.abort()
 
 
-class _IntoLog(Channel):
+class _IntoLog:
+    """The same, into the in-flight log."""
+
     def __init__(self, log: LogWriter, side: SideWriter | None) -> None:
         self._log, self._side = log, side
 
@@ -178,6 +168,9 @@ class _IntoLog(Channel):
         if self._side is not None:
             self._side.give_up()
         self._log.discard()
+
+
+Channel = _IntoSink | _IntoLog
 
 
 def open_channel(sink: TwoPhaseSink, scope: WriterScope, writing: Writing, schema: pa.Schema) -> Channel:
