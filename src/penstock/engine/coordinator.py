@@ -327,8 +327,8 @@ class Coordinator:
     def _observe(self, attempt: Attempt, error: BaseException | None) -> None:
         if self._observer is not None:
             if self._inflight is not None:
-                attempt.notes.inflight_bytes = self._inflight.bytes
-            self._observer.ended(attempt.epoch, self._run.generation, attempt.barrier, attempt.notes, error)
+                attempt.inflight_bytes = self._inflight.bytes
+            self._observer.ended(attempt, error)
 
     def _emit_rows(self, event: str, epoch: int, committables: Sequence[Committable], **fields: Any) -> None:
         rows = [committable.rows for committable in committables if committable.rows]
@@ -413,7 +413,7 @@ class Coordinator:
         if prepared.strays:
             self._stragglers.expect(logs=True)
         seconds = attempt.seconds
-        attempt.notes.committables, attempt.notes.precommit_ms = rows, round(seconds * 1000, 2)
+        attempt.committables, attempt.precommit_ms = rows, round(seconds * 1000, 2)
         self._emit_rows("precommitted", attempt.epoch, rows, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
         return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
@@ -433,7 +433,7 @@ class Coordinator:
             notes=attempt.barrier.notes,
         )
         self.decided = decision.id.epoch
-        attempt.notes.decided = time.time()
+        attempt.decided = time.time()
         self._run.emit("decided", decision.id.epoch)
         failpoint("epoch.decided")
 
@@ -455,7 +455,7 @@ class Coordinator:
             outcomes.update({committable.id: Outcome.COMMITTED for committable in logged})
         commit_ms = round((time.monotonic() - started) * 1000, 2)
         if attempt is not None:
-            attempt.notes.commit_ms, attempt.notes.logged = commit_ms, not visible
+            attempt.commit_ms, attempt.logged = commit_ms, not visible
         if visible and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in decision.to_commit):
             self._emit_rows("committed", epoch, decision.committables, commit_ms=commit_ms, recovery=attempt is None)
         failpoint("recover.committed" if attempt is None else "epoch.committed")

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.checkpoint.spark_log import Barrier
     from penstock.config import Checkpoints
-    from penstock.engine.attempt import EpochNotes
+    from penstock.engine.attempt import Attempt
     from penstock.events import Events
     from penstock.storage.storage import Storage
 
@@ -67,40 +66,38 @@ class Observer:
             recorded=lambda record: events.emit("checkpoint", **(record.summary() | record.extent())),
         )
 
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float) -> None:
+    def prepared(self, attempt: Attempt) -> None:
         """All tasks of the epoch are done. The alignment of short epochs is measured now and then."""
         self._measure = None
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _MEASURE_EVERY
-        uids = [uid for uid, _ in self._positions_at(barrier)]
+        uids = [uid for uid, _ in self._positions_at(attempt)]
         group = self._spark.sparkContext.getLocalProperty("spark.jobGroup.id") or ""  # of the epoch's own thread
-        self._measure = partial(measure, self._spark, group, opened, epoch=epoch, uids=uids)
+        self._measure = partial(measure, self._spark, group, attempt.began, epoch=attempt.epoch, uids=uids)
 
-    def ended(
-        self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
-    ) -> None:
+    def ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """The epoch is complete or, with `error`, was given up."""
-        measure, self._measure = self._measure, None
-        logged = notes.logged and any(committable.logged for committable in notes.committables)
+        alignment, self._measure = self._measure, None
+        logged = attempt.logged and any(committable.logged for committable in attempt.committables)
         record = CheckpointRecord(
             query=self._query,
-            epoch=epoch,
-            generation=generation,
+            epoch=attempt.epoch,
+            generation=attempt.generation,
             mode=("unaligned" if logged else "aligned") if self._mode == "exactly_once" else self._mode,
             outcome=COMPLETE if error is None else FAILED,
             why=None if error is None else f"{type(error).__name__}: {error}",
-            opened=notes.opened,
-            decided=notes.decided,
+            opened=attempt.began,
+            decided=attempt.decided,
             ended=time.time(),
-            precommit_ms=notes.precommit_ms,
-            commit_ms=notes.commit_ms,
-            sinks=shares_of(notes.committables),
-            inflight_bytes=notes.inflight_bytes,
-            positions=self._positions_at(barrier),
+            precommit_ms=attempt.precommit_ms,
+            commit_ms=attempt.commit_ms,
+            sinks=shares_of(attempt.committables),
+            inflight_bytes=attempt.inflight_bytes,
+            positions=self._positions_at(attempt),
         )
-        self._recorder.add(record, measure if error is None else None)
+        self._recorder.add(record, alignment if error is None else None)
 
     def close(self) -> None:
         self._recorder.close()
@@ -114,8 +111,8 @@ class Observer:
         self._stateless = bool(report and not state_sizes(report))
         return report
 
-    def _positions_at(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
-        return tuple(zip(self._positions, barrier.offsets, strict=False)) if barrier is not None else ()
+    def _positions_at(self, attempt: Attempt) -> tuple[tuple[str | None, Any], ...]:
+        return tuple(zip(self._positions, attempt.barrier.offsets, strict=False))
 
 
 def state_sizes(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
@@ -169,7 +166,7 @@ _CLOSE_SECONDS = 5.0  # for a storage that hangs; the job's end does not wait fo
 _TIDY_EVERY = 20  # records between two listings
 
 Progress = Mapping[str, Any]
-Measure = Callable[[], Alignment]
+Measure = Callable[[], Alignment | None]
 
 
 class Recorder:

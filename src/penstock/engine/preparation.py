@@ -249,7 +249,7 @@ class Preparation:
                 committables = tuple(outputs.committables) if direct else self._sealed(outputs.committables, only)
                 watermark = self._watermark.advance(None if self._watermark.unchanging else self._executed_plan())
                 if self._observer is not None:
-                    self._observer.prepared(attempt.epoch, attempt.barrier, attempt.notes.opened)
+                    self._observer.prepared(attempt)
             if self._inputs is not None:
                 self._inputs.confirm(attempt.epoch, attempt.barrier)
         except Exception as error:

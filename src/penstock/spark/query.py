@@ -212,7 +212,8 @@ def _stop_beside(query: StreamingQuery, uid: str) -> Future[None]:
 
     def stop() -> None:
         try:
-            ended.set_result(query.stop())
+            query.stop()
+            ended.set_result(None)
         except BaseException as error:
             ended.set_exception(error)
 
