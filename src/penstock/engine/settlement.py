@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
@@ -36,16 +35,17 @@ from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.storage.open import tree_at
-from penstock.storage.storage import Storage
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.storage.storage import Storage
+    from penstock.storage.tree import Tree
+
 _EVIDENCE_SECONDS = 120.0  # to read what is in the target; an operator waits
 _UNIQUE_NAME = re.compile(r"_[0-9a-f]{8}-[0-9a-f]{4}-")  # in state files of the format that lists ids
 
-Place = Callable[[str], Storage]
 Sinks = Mapping[str, TwoPhaseSink]
 
 
@@ -67,13 +67,11 @@ class QueryLedger:
     """One query's ledger beside Spark's log of it. Every property is read anew. `known`: see `SparkLog`."""
 
     def __init__(
-        self, uid: str, ledger: Storage, log: Storage, inflight: Place | None, state_format: str, known: bool = True
+        self, uid: str, ledger: Tree, log: Tree, inflight: Tree | None, state_format: str, known: bool = True
     ) -> None:
-        self.uid = uid
-        self.ledger = Ledger(ledger)
-        self.log = SparkLog(log, state_format=state_format, known=known)
-        self._below = inflight
-        self._inflight = inflight("") if inflight is not None else None
+        self.uid, self._inflight = uid, inflight
+        self.ledger = Ledger(ledger.storage)
+        self.log = SparkLog(log.storage, state_format=state_format, known=known)
 
     @property
     def generation(self) -> int:
@@ -124,25 +122,25 @@ class QueryLedger:
         query = query_of(self.ledger, self.log)
         if self._inflight is None or query is None:
             return []
-        folder = f"{query}/{sink}"
-        drained = drained_up_to(self._inflight, folder)
-        epochs = layout.numbers(self._inflight.list(f"{folder}/{layout.BACKLOG}"))
-        entries = (read_entry(self._inflight, folder, epoch) for epoch in epochs if epoch > drained)
+        folder, storage = f"{query}/{sink}", self._inflight.storage
+        drained = drained_up_to(storage, folder)
+        epochs = layout.numbers(storage.list(f"{folder}/{layout.BACKLOG}"))
+        entries = (read_entry(storage, folder, epoch) for epoch in epochs if epoch > drained)
         return [entry for entry in entries if entry is not None]
 
     def inflight(self, job: str, sinks: Sinks) -> InFlight | None:
         """The in-flight logs, for a run that has registered to open."""
-        below, storage = self._below, self._inflight
-        if below is None or storage is None:
+        tree = self._inflight
+        if tree is None:
             return None
         return InFlight(
             job=job,
             query=self.uid,
             sinks=sinks,
-            location=storage.location,
-            storage=storage,
+            location=tree.storage.location,
+            storage=tree.storage,
             ledger=self.ledger,
-            ledger_of=lambda where: Ledger(below(where.removeprefix(storage.location))),
+            ledger_of=lambda where: Ledger(tree.at(where.removeprefix(f"{tree.storage.location}/")).storage),
             events=Events(),
             checkpoints=Checkpoints(),
         )
@@ -156,9 +154,9 @@ class QueryLedger:
     def drain_ledger(self, sink: str) -> Ledger | None:
         """What the sink's drainer has claimed and decided; None where there is no in-flight log."""
         query = query_of(self.ledger, self.log)
-        if self._below is None or query is None:
+        if self._inflight is None or query is None:
             return None
-        return Ledger(self._below(f"/{query}/{sink}/{layout.DRAIN}"))
+        return Ledger(self._inflight.at(f"{query}/{sink}/{layout.DRAIN}").storage)
 
     def _rewritten(self, sink: str, epoch: int) -> list[Decided]:
         """What the drainer has decided of the epoch it was at."""
@@ -181,11 +179,10 @@ class JobLedgers:
     @classmethod
     def at(cls, location: str, spark: SparkSession | None = None) -> JobLedgers:
         """Raises `ConfigurationError` where there is no ledger."""
-        place = _place(spark)
-        storage, queries = place(location), []
-        root = location.rstrip("/")
+        folder, queries = tree_at(location, spark), []
+        storage = folder.storage
         if storage.list(f"{layout.PRIVATE}/{layout.GENERATIONS}"):
-            dropin = QueryLedger("", place(f"{root}/{layout.PRIVATE}"), storage, None, _state_format(storage, spark))
+            dropin = QueryLedger("", folder.at(layout.PRIVATE), folder, None, _state_format(storage, spark))
             dropin.uid = next(iter(dropin.sinks), "")
             queries.append(dropin)
         else:
@@ -193,17 +190,16 @@ class JobLedgers:
             known = spark is None or version_of(spark).log_known
             for uid in storage.list(""):
                 if storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}"):
-                    folder, log = f"{root}/{uid}", place(f"{root}/{uid}/{history}")
-                    below = partial(_below, place, f"{folder}/{layout.INFLIGHT}")
-                    ledger = place(f"{folder}/{layout.LEDGER}")
-                    queries.append(QueryLedger(uid, ledger, log, below, _state_format(log, spark), known))
+                    of = [folder.at(f"{uid}/{name}") for name in (layout.LEDGER, history, layout.INFLIGHT)]
+                    queries.append(QueryLedger(uid, *of, _state_format(of[1].storage, spark), known))
         if not queries:
             raise ConfigurationError(
                 f"There is no ledger in {location}.",
                 safe="nothing was changed.",
                 to_do="give a job's folder, STORAGE/JOB, or the checkpoint of a query that uses penstock.exactly_once.",
             )
-        job = next((str(query.facts["job"]) for query in queries if "job" in query.facts), root.rpartition("/")[2])
+        named = location.rstrip("/").rpartition("/")[2]
+        job = next((str(query.facts["job"]) for query in queries if "job" in query.facts), named)
         return cls(job, storage.location, tuple(queries))
 
 
@@ -214,14 +210,6 @@ def same_transaction(leftover: Leftover, committable: Committable) -> bool:
 def _decided_at(ledger: Ledger, decision: Decision) -> float | None:
     manifests = ledger.manifests(decision.id.epoch)
     return next((manifest.decided for manifest in manifests if manifest.decision.id == decision.id), None)
-
-
-def _below(place: Place, root: str, name: str) -> Storage:
-    return place(root + name)
-
-
-def _place(spark: SparkSession | None) -> Place:
-    return lambda location: tree_at(location, spark).storage
 
 
 def _state_format(log: Storage, spark: SparkSession | None) -> str:
