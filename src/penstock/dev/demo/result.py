@@ -76,8 +76,8 @@ class Outputs:
         return dict(counts)
 
 
-# It shares nothing with the generator but the numbers, and uses neither Spark nor `DataGenSource`: a fault of the
-# generator, of the plan or of a sink shows as a difference. All arithmetic is on integers, so both sides are exact.
+# The truth shares nothing with the generator but the numbers, and uses neither Spark nor `DataGenSource`: a fault of
+# the generator, of the plan or of a sink shows as a difference. All arithmetic is on integers, so both sides are exact.
 
 
 def true_payments(rows: int) -> pa.Table:
