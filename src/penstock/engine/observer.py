@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -185,9 +186,8 @@ class Recorder:
     ) -> None:
         self._storage, self._keep = storage, max(1, keep)
         self._progress, self._recorded = progress, recorded
-        self._queue: deque[tuple[CheckpointRecord, Measure | None]] = deque()
-        self._there = threading.Condition()
-        self._closing = False
+        self._queue: queue.Queue[tuple[CheckpointRecord, Measure | None] | None] = queue.Queue()
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._complained: set[str] = set()
         self._written = 0
@@ -196,38 +196,29 @@ class Recorder:
     def add(self, record: CheckpointRecord, measure: Measure | None = None) -> None:
         """Hand over a record; returns at once and never raises. `measure` gives its alignment, when its turn comes.
         Where too many wait, the oldest is dropped and counted."""
-        with self._there:
-            if self._closing:
-                return
-            if len(self._queue) >= _WAITING:
-                self._queue.popleft()
+        if self._closing.is_set():
+            return
+        with suppress(queue.Empty):
+            if self._queue.qsize() >= _WAITING:
+                self._queue.get_nowait()
                 self.dropped += 1
-                self._complain(
-                    "dropped", "records of checkpoints come faster than they can be written; some are dropped"
-                )
-            self._queue.append((record, measure))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"penstock-records-{record.query}", daemon=True)
-                self._thread.start()
-            self._there.notify_all()
+                text = "records of checkpoints come faster than they can be written; some are dropped"
+                self._complain("dropped", text)
+        self._queue.put((record, measure))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"penstock-records-{record.query}", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """Write what waits, without waiting for Spark's reports any more, and end."""
-        with self._there:
-            self._closing = True
-            self._there.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_CLOSE_SECONDS)
+        self._closing.set()
+        self._queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
-        while True:
-            with self._there:
-                while not self._queue and not self._closing:
-                    self._there.wait()
-                if not self._queue:
-                    return
-                record, measure = self._queue.popleft()
+        while (waiting := self._queue.get()) is not None:
+            record, measure = waiting
             record = replace(record, alignment=self._measured(record, measure), state=self._state(record))
             self._write(record)
             try:
@@ -248,10 +239,9 @@ class Recorder:
         patience = Deadline(_REPORT_SECONDS)
         try:
             while (report := self._progress(record.epoch)) is None:
-                with self._there:
-                    if self._closing or patience.passed():
-                        return record.state
-                    self._there.wait(_POLL_SECONDS)
+                if self._closing.is_set() or patience.passed():
+                    return record.state
+                self._closing.wait(_POLL_SECONDS)
             return state_sizes(report) if report else record.state
         except Exception as error:
             self._complain("state", f"the sizes of state could not be read: {error!r}")
