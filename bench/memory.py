@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from penstock.processes import parents
+from penstock.processes import all_stat_fields
 
 
 def resident_megabytes(pid: int | None = None) -> float:
@@ -22,7 +22,7 @@ def resident_megabytes(pid: int | None = None) -> float:
 def family(root: int) -> list[int]:
     """`root` and all its descendants."""
     children: dict[int, list[int]] = {}
-    for pid, parent in parents().items():
+    for pid, parent in ((pid, int(fields[1])) for pid, fields in all_stat_fields().items()):
         children.setdefault(parent, []).append(pid)
     found, todo = [], [root]
     while todo:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from penstock.config.levels import ALL as OPTIONS
 from penstock.config.option import Option
-from penstock.config.table import OPTIONS
 
 BEGIN = "<!-- made by python scripts/settings_table.py -->"
 END = "<!-- end of what is made -->"

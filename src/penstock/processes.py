@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
-_STATE, _PARENT, _START = 0, 1, 19  # where `stat` has them, counted from behind the process's name
+_STATE, _START = 0, 19  # where `stat` has them, counted from behind the process's name
 _ENDED = "ZX"  # a zombie, or being removed
 _POLL_SECONDS = 0.02
 _MOST_FILES = 1 << 16
@@ -68,16 +68,6 @@ def start_time(pid: int) -> float | None:
     except (OSError, ValueError, IndexError):
         return None
     return time.time() - uptime + int(fields[_START]) / os.sysconf("SC_CLK_TCK")
-
-
-def state(pid: int) -> str:
-    """One letter as in `ps`; empty for a process that is gone, and where there is no `/proc`."""
-    fields = stat_fields(pid)
-    return fields[_STATE] if fields else ""
-
-
-def parents() -> dict[int, int]:
-    return {pid: int(fields[_PARENT]) for pid, fields in all_stat_fields().items()}
 
 
 def command_line(pid: int) -> bytes | None:

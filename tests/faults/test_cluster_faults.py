@@ -12,7 +12,7 @@ import pytest
 from penstock import processes
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.fault_case import Case
-from tests.support.processes import JobProcess
+from tests.support.processes import JobProcess, state
 from tests.support.servers.spark import SparkCluster, SparkWorker
 from tests.support.waiting import until
 
@@ -52,7 +52,7 @@ def finish(one: Case, run: JobProcess) -> None:
 
 
 def gone(pid: int) -> None:
-    until(lambda: not processes.exists(pid) or processes.state(pid) == "Z", f"process {pid} to go", PATIENCE)
+    until(lambda: not processes.exists(pid) or state(pid) == "Z", f"process {pid} to go", PATIENCE)
 
 
 def test_executors_lost_between_prepare_and_decision_commit_what_they_prepared(

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from penstock.dev.demo import run as demo
-from penstock.dev.demo.run import DemoOptions, JobProcess, View, run_demo
+from penstock.dev.demo.run import Demo, DemoOptions, JobProcess, run_demo
 from penstock.processes import all_running
 
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
 import pyarrow as pa, pyarrow.parquet as pq
-from penstock.dev.demo.result import Truth
+from penstock.dev.demo.result import true_payments
 
 home, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 flaw = os.environ.get("STAND_IN_FLAW", "")
@@ -45,7 +45,7 @@ def commit(query, epoch, rows):
 say("started")
 ledger = home / "ledger"
 ledger.mkdir(exist_ok=True)
-table, size, epoch, sums = Truth(count).payments, 200, 0, {}
+table, size, epoch, sums = true_payments(count), 200, 0, {}
 while epoch * size < count:
     rows = table.slice(epoch * size, size)
     touched = {}
@@ -99,9 +99,8 @@ def _fresh(folder: Path) -> Path:
 def test_killed_twice_and_nothing_lost(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_demo(DemoOptions(rows=12_000, kills=2, json=True, seed=5, keep=True)) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["kills"], result["recoveries"]) == (2, 2)
-    assert (result["rows_out"], result["lost"], result["duplicated"], result["totals_wrong"]) == (12_000, 0, 0, 0)
-    assert result["atomicity"]["observations"] > 0
+    assert (result["payments"]["found"], result["payments"]["ok"], result["totals"]["ok"]) == (12_000, True, True)
+    assert result["readers"]["observations"] > 0
     assert len(result["killed_after"]) == len(result["recovery_seconds"]) == 2
     assert not any(alive(int(pid)) for pid in (stand_in / "helpers").read_text().split())
     assert result["folder"] == str(stand_in)
@@ -140,7 +139,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(
 ) -> None:
     helpers: list[int] = []
 
-    def interrupt(self: View, text: str) -> None:
+    def interrupt(self: Demo, text: str) -> None:
         if text == "job started":
             while not (stand_in / "helpers").exists():
                 time.sleep(0.01)
@@ -148,7 +147,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(
             helpers.extend(map(int, (stand_in / "helpers").read_text().split()))
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(View, "note", interrupt)
+    monkeypatch.setattr(Demo, "note", interrupt)
     assert run_demo(DemoOptions(rows=10_000_000, kills=1)) == 130
     assert not stand_in.exists()
     assert len(helpers) == 2
@@ -169,4 +168,13 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path, monkeypatc
     while job.status is None:
         time.sleep(0.01)
     assert job.kill() is False
-    assert job.tail() == []
+
+
+def test_a_failure_shows_the_end_of_the_job_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "COMMAND", ("printf", "%s\\n"))
+    job = JobProcess(tmp_path, 1, [f"line {number}" for number in range(30)])
+    while job.status is None:
+        time.sleep(0.01)
+    shown = job.failure("ended with exit status 3.").happened
+    assert shown.endswith("\n  line 28\n  line 29")
+    assert "line 4\n" not in shown

@@ -19,9 +19,9 @@ from penstock.failpoints import POINTS
 from penstock.ops.process.lifeline import FAILED, Driver, Orders
 from penstock.ops.process.start import Start
 from penstock.ops.process.supervisor import python_command
-from penstock.processes import session_members, state
+from penstock.processes import session_members
 from tests.support.fault_case import SCRIPT, Case
-from tests.support.processes import ROOT, command, descendants
+from tests.support.processes import ROOT, command, descendants, state
 from tests.support.supervised import OFTEN, Supervised
 from tests.support.waiting import until
 

@@ -99,7 +99,7 @@ class JobProcess:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _all_stopped(self) -> bool:
-        running = [pid for pid in self.members() if processes.state(pid) != "T"]
+        running = [pid for pid in self.members() if state(pid) != "T"]
         for pid in running:
             _signal(pid, signal.SIGSTOP)
         return not running
@@ -113,13 +113,18 @@ class JobProcess:
 
 def descendants(pid: int) -> list[int]:
     """All living processes below `pid`."""
-    parents = processes.parents()
+    parents = {child: int(fields[1]) for child, fields in processes.all_stat_fields().items()}
     found: list[int] = []
     level = [pid]
     while level:
         level = [child for child, parent in parents.items() if parent in level]
         found += level
     return found
+
+
+def state(pid: int) -> str:
+    """One letter as in `ps`; empty for a process that is gone."""
+    return (processes.stat_fields(pid) or [""])[0]
 
 
 def command(pid: int) -> str:

@@ -20,6 +20,7 @@ from penstock import processes
 from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.supply.jars import jar_set
 from tests.support.fault_case import SCRIPT, Case
+from tests.support.processes import state
 from tests.support.servers.hadoop import Hadoop, NodeManager
 from tests.support.waiting import until
 
@@ -142,7 +143,7 @@ def send(leader: int, number: signal.Signals) -> None:
 
     def left() -> list[int]:
         gone = "T" if number is signal.SIGSTOP else ""
-        return [pid for pid in processes.session_members(leader) if not gone or processes.state(pid) != gone]
+        return [pid for pid in processes.session_members(leader) if not gone or state(pid) != gone]
 
     def followed() -> bool:
         for pid in left():

@@ -1,7 +1,12 @@
-"""What one place sets (`-D`, the code, a file): read as text, then understood option by option."""
+"""What one place sets (`-D`, the code, a file): read as text, then understood option by option.
+
+Flink's other keys are ignored by their families, so that a Flink configuration file works unchanged; a key that is
+almost one of ours is taken for a misspelt one.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -9,18 +14,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.config.checkpoints import Checkpoints, contradiction_error
+from penstock.config.checkpoints import CHECKPOINT_OPTIONS, Checkpoints, contradiction_error
+from penstock.config.operations import AVAILABILITY_OPTIONS, LOG_OPTIONS, REST_OPTIONS
 from penstock.config.option import Option, Part
-from penstock.config.state import StateBackend
-from penstock.config.table import BY_KEY, BY_NAME, is_flinks, nearest
+from penstock.config.recovery import RECOVERY_OPTIONS
+from penstock.config.restart_strategy import RESTART_OPTIONS, RestartStrategy, options_of
+from penstock.config.state import STATE_OPTIONS, StateBackend
 from penstock.deadline import duration_text
 from penstock.errors import ConfigurationError
 from penstock.secrets import mask_setting, masked
 
-if TYPE_CHECKING:
-    from penstock.config.restart_strategy import RestartStrategy
+ALL: tuple[Option, ...] = (
+    *CHECKPOINT_OPTIONS, *STATE_OPTIONS, *RESTART_OPTIONS, *RECOVERY_OPTIONS, *AVAILABILITY_OPTIONS, *REST_OPTIONS,
+    *LOG_OPTIONS,
+)  # fmt: skip
+BY_KEY = {key: option for option in ALL for key in (option.key, *option.aliases)}
+BY_NAME = {(option.part, option.name): option for option in ALL}
 
 FILE_VARIABLE = "PENSTOCK_CONFIG"  # path of the configuration file
 DEFAULT_FILE = "penstock.yaml"  # without the variable, in the working directory
@@ -221,8 +232,6 @@ def read_code(
     conf: Mapping[str, str],
 ) -> Level:
     """From the program: only what it gave, defaults are not its word."""
-    from penstock.config.restart_strategy import options_of
-
     arguments: dict[tuple[Part, str], Any] = {}
     if checkpoints is not None:
         arguments.update({("checkpoints", name): getattr(checkpoints, name) for name in checkpoints.given})
@@ -265,3 +274,33 @@ def _unknown(key: str, text: str, where: str) -> ConfigurationError:
         f"{describe_setting(key, text, where)}: there is no such setting.",
         to_do=f"did you mean {close}?" if close else "see `penstock config` for all of them; Spark's begin with spark.",
     )
+
+
+def nearest(key: str) -> str | None:
+    """The option whose key is spelt most like this one, if any is close."""
+    return next(iter(difflib.get_close_matches(key, BY_KEY, n=1, cutoff=0.6)), None)
+
+
+_FLINK = frozenset({
+    "akka", "application-result-store", "blob", "cep", "classloader", "cleanup-strategy", "client", "cluster",
+    "compiler", "completed-application-store", "containerized", "env", "events", "execution", "external-resource",
+    "external-resources", "flink", "fs", "hadoop", "heartbeat", "high-availability", "historyserver", "io",
+    "java", "jmx", "job-event", "job-result-store", "jobmanager", "jobstore", "kubernetes", "local",
+    "materialized-table", "mdc", "metrics", "minicluster", "optimizer", "pekko", "pipeline", "plugin", "process",
+    "python", "query", "queryable-state", "resourcemanager", "rest", "s3", "s3a", "scheduler-mode", "security",
+    "shuffle-service-factory", "sink", "slot", "slotmanager", "slow-task-detector", "sql-client", "sql-gateway",
+    "state", "table", "task", "taskmanager", "traces", "user", "web", "yarn", "zookeeper",
+})  # fmt: skip
+_TYPING_ERROR = 3  # letters by which a misspelt key differs from one of ours; no two keys of Flink are so close
+
+
+def is_flinks(key: str) -> bool:
+    """Whether it is a key of Flink that Penstock ignores: one of Flink's families, and no misspelt key of ours."""
+    return key.partition(".")[0] in _FLINK and not any(_is_misspelt(key, ours) for ours in BY_KEY)
+
+
+def _is_misspelt(key: str, ours: str) -> bool:
+    if ours.startswith(key) and ours[len(key) :][:1] != ".":
+        return True
+    same = sum(block.size for block in difflib.SequenceMatcher(None, key, ours).get_matching_blocks())
+    return len(key) + len(ours) - 2 * same <= _TYPING_ERROR

@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.config.checkpoints import Checkpoints, contradiction_error, find_contradiction
 from penstock.config.levels import (
+    ALL,
+    BY_NAME,
     CODE,
     DEFAULT,
     OPTIONS,
@@ -26,8 +28,6 @@ from penstock.config.option import Option, Part
 from penstock.config.recovery import Recovery
 from penstock.config.restart_strategy import NONE, RestartStrategy, build_strategy
 from penstock.config.state import PARTITIONS, PROVIDER, Backend, StateBackend, backend_of
-from penstock.config.table import BY_NAME
-from penstock.config.table import OPTIONS as ALL
 from penstock.errors import ConfigurationError
 from penstock.secrets import mask_setting
 

@@ -26,23 +26,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class EpochNotes:
-    """What there is to tell of one attempt at an epoch. Times are of the wall clock."""
-
-    opened: float = field(default_factory=time.time)
-    decided: float | None = None
-    precommit_ms: float | None = None
-    commit_ms: float | None = None
-    committables: tuple[Committable, ...] = ()
-    logged: bool = False  # went into the in-flight log, not at once into its sinks
-    inflight_bytes: int = 0
-
-
-@dataclass
 class Attempt:
     """`number` counts the attempts of a run, over all its epochs. `jobs` runs its tasks. With `replay`, the epoch was
     decided before. `direct`: its tasks make their rows visible themselves. `shares`: the epoch has no tasks, and
-    this is what lanes have made visible since the one before."""
+    this is what lanes have made visible since the one before. From `began` on: what there is to tell of it, with times
+    of the wall clock."""
 
     query: str
     epoch: int
@@ -54,8 +42,14 @@ class Attempt:
     replay: Replay | None = None
     direct: bool = False
     shares: tuple[Committable, ...] | None = None
-    notes: EpochNotes = field(default_factory=EpochNotes)
     opened: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.time)
+    decided: float | None = None
+    precommit_ms: float | None = None
+    commit_ms: float | None = None
+    committables: tuple[Committable, ...] = ()
+    logged: bool = False  # went into the in-flight log, not at once into its sinks
+    inflight_bytes: int = 0
 
     @property
     def seconds(self) -> float:

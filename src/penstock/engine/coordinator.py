@@ -29,7 +29,7 @@ from penstock.config import Checkpoints, Mode
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Gate
 from penstock.engine.committers import Stragglers
-from penstock.engine.driver import LedgerRun, Timing
+from penstock.engine.driver import LedgerRun
 from penstock.engine.modes import AbortAll, Begin, CommitOnce, Drop, at_least_once, at_most_once
 from penstock.engine.output_jobs import EachEpoch
 from penstock.engine.positions import Positions
@@ -93,23 +93,12 @@ class Coordinator:
             events=events,
             where=log.location,
             query_id=log.query_id,
-            timing=Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds),
+            limits=limits,
             token=run,
         )
         self._ledger, self._watermark = ledger, WatermarkTracker()
         self._positions = Positions(query, ledger, log, running)
-        self._preparation = Preparation(
-            job=job,
-            sinks=sinks,
-            committers=self._run.committers,
-            body=body,
-            executed_plan=executed_plan,
-            watermark=self._watermark,
-            limits=limits,
-            inflight=inflight,
-            observer=observer,
-            inputs=inputs,
-        )
+        self._preparation = Preparation(self._run, body, executed_plan, self._watermark, inflight, observer, inputs)
         self.gate = Gate(query)
         self._stragglers = Stragglers(query, self._run.abort_dangling, inflight)
         self._jobs: Jobs = EachEpoch()
@@ -338,8 +327,8 @@ class Coordinator:
     def _observe(self, attempt: Attempt, error: BaseException | None) -> None:
         if self._observer is not None:
             if self._inflight is not None:
-                attempt.notes.inflight_bytes = self._inflight.bytes
-            self._observer.ended(attempt.epoch, self._run.generation, attempt.barrier, attempt.notes, error)
+                attempt.inflight_bytes = self._inflight.bytes
+            self._observer.ended(attempt, error)
 
     def _emit_rows(self, event: str, epoch: int, committables: Sequence[Committable], **fields: Any) -> None:
         rows = [committable.rows for committable in committables if committable.rows]
@@ -424,7 +413,7 @@ class Coordinator:
         if prepared.strays:
             self._stragglers.expect(logs=True)
         seconds = attempt.seconds
-        attempt.notes.committables, attempt.notes.precommit_ms = rows, round(seconds * 1000, 2)
+        attempt.committables, attempt.precommit_ms = rows, round(seconds * 1000, 2)
         self._emit_rows("precommitted", attempt.epoch, rows, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
         return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
@@ -444,7 +433,7 @@ class Coordinator:
             notes=attempt.barrier.notes,
         )
         self.decided = decision.id.epoch
-        attempt.notes.decided = time.time()
+        attempt.decided = time.time()
         self._run.emit("decided", decision.id.epoch)
         failpoint("epoch.decided")
 
@@ -466,7 +455,7 @@ class Coordinator:
             outcomes.update({committable.id: Outcome.COMMITTED for committable in logged})
         commit_ms = round((time.monotonic() - started) * 1000, 2)
         if attempt is not None:
-            attempt.notes.commit_ms, attempt.notes.logged = commit_ms, not visible
+            attempt.commit_ms, attempt.logged = commit_ms, not visible
         if visible and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in decision.to_commit):
             self._emit_rows("committed", epoch, decision.committables, commit_ms=commit_ms, recovery=attempt is None)
         failpoint("recover.committed" if attempt is None else "epoch.committed")

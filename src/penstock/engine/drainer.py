@@ -26,7 +26,7 @@ from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.checksum import HASH_COLUMN, MODULO, sum_of_hashes
 from penstock.engine.committers import SweepTimes
-from penstock.engine.driver import LedgerRun, Timing
+from penstock.engine.driver import LedgerRun
 from penstock.engine.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
@@ -35,6 +35,7 @@ from penstock.logs import bound
 if TYPE_CHECKING:
     from penstock.checkpoint.inflight import Backlog
     from penstock.checkpoint.ledger import Ledger
+    from penstock.config import Checkpoints
     from penstock.contracts.sink import Committer
     from penstock.events import Events
 
@@ -138,7 +139,7 @@ class Drainer:
         ledger: Ledger,
         registered: Ledger,
         events: Events,
-        timing: Timing,
+        limits: Checkpoints,
         turn: WriteTurn,
     ) -> None:
         uid = own_scope.uid
@@ -150,12 +151,12 @@ class Drainer:
             events=events,
             where=backlog.location,
             query_id=lambda: query_id,
-            timing=timing,
+            limits=limits,
             registered=registered,
         )
         self._run.generation = own_scope.generation
         self._run.number = own_scope.generation * _RECOVERIES
-        self._query, self._ledger, self._timing = query, ledger, timing
+        self._query, self._ledger, self._limits = query, ledger, limits
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
@@ -295,7 +296,7 @@ class Drainer:
         """Before rows of this epoch are written: later epochs have none in the sink that could still become visible.
 
         No task writes now, so what else is open was given up by one; it would hold up readers, or hold locks."""
-        deadline = Deadline(self._timing.abort_seconds)
+        deadline = Deadline(self._limits.abort_timeout_seconds)
         behind = [waiting for waiting in self._backlog.entries() if waiting.epoch > entry.epoch]
         if later := [prepared for waiting in behind for prepared in waiting.prepared]:
             self._own_committer().abort(later, deadline)
@@ -323,7 +324,7 @@ class Drainer:
     def _commit_prepared(self, entry: Entry) -> dict[WriterId, Outcome]:
         """What is proven of each, or ruled where nothing can be."""
         own = self._own_committer()
-        answers = own.commit(entry.epoch, entry.prepared, Deadline(self._timing.commit_seconds))
+        answers = own.commit(entry.epoch, entry.prepared, Deadline(self._limits.commit_timeout_seconds))
         self.hints = own.hints()
         outcomes: dict[WriterId, Outcome] = {
             committable.id: outcome
@@ -403,7 +404,7 @@ class Drainer:
             hints = self._run.committers[self._uid].hints()
             with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
                 written = list(pool.map(lambda committable: self._write(epoch, committable, hints), self._left))
-            sealed = self._run.committers.seal(written, Deadline(self._timing.commit_seconds))
+            sealed = self._run.committers.seal(written, Deadline(self._limits.commit_timeout_seconds))
         except Exception as error:
             return protocol.Failed(error)
         failpoint("drain.prepared")

@@ -11,11 +11,11 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import errors
 from penstock.checkpoint.decision import Claim, Committable, Decision, Outcome, WriterId
+from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long the steps after the pre-commit may take, together."""
-
-    commit_seconds: float = 60.0  # longer than a broker's restart, shorter than any sane transaction timeout
-    abort_seconds: float = 30.0
 
 
 class LedgerRun:
@@ -59,11 +51,12 @@ class LedgerRun:
         events: Events,
         where: str,
         query_id: Callable[[], str | None],
-        timing: Timing = Timing(),  # noqa: B008 - a frozen value
+        limits: Checkpoints | None = None,
         token: str = "",
         registered: Ledger | None = None,
     ) -> None:
-        self.job, self.query, self.sinks, self.ledger, self.timing = job, query, dict(sinks), ledger, timing
+        self.job, self.query, self.sinks, self.ledger = job, query, dict(sinks), ledger
+        self.limits = limits or Checkpoints()
         self.query_id, self.committers = query_id, Committers(query, sinks)
         self.generation = 0
         self.next_epoch = 0  # where all epochs before it are known to be complete
@@ -137,7 +130,7 @@ class LedgerRun:
         self, epoch: int, committables: Sequence[Committable], deadline: Deadline | None = None
     ) -> dict[WriterId, Outcome]:
         """The proven outcome of each; an operator's ruling where nothing can be proven (`transactions resolve`)."""
-        outcomes = self.committers.commit(epoch, committables, deadline or Deadline(self.timing.commit_seconds))
+        outcomes = self.committers.commit(epoch, committables, deadline or Deadline(self.limits.commit_timeout_seconds))
         unknown = [item for item in committables if outcomes.get(item.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
         return outcomes | self.ledger.ruled(epoch, self.query_id(), unknown) if unknown else outcomes
 
@@ -157,7 +150,7 @@ class LedgerRun:
             without = {*without, *self.committers.fencing()}
         if self.sinks.keys() <= set(without):
             return
-        deadline = Deadline(self.timing.abort_seconds)
+        deadline = Deadline(self.limits.abort_timeout_seconds)
         # Before the abort: it would also end what a sink has fallen back to prepared.
         refuse_lost_rows(self.ledger, self.query_id(), self.next_epoch, self.committers, self.query, deadline)
         self.committers.refuse_unknown_runs(self._registered.newest_generation, deadline)

@@ -21,7 +21,6 @@ from penstock.checkpoint.layout import BACKLOG, DRAIN, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine.drainer import Drainer, WriteTurn
-from penstock.engine.driver import Timing
 from penstock.engine.task import Route, Writing
 from penstock.errors import PenstockError, UidChanged
 from penstock.failpoints import failpoint
@@ -114,7 +113,7 @@ class InFlight:
             ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{DRAIN}"),
             registered=self._ledger,
             events=self._events,
-            timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
+            limits=self._limits,
             turn=self._turns[uid],
         )
         return drainer

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.record import COMPLETE, FAILED, Alignment, CheckpointRecord, OperatorState, shares_of, tidy
 from penstock.deadline import Deadline
-from penstock.spark.status import measure_later
+from penstock.spark.status import measure
 from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.checkpoint.spark_log import Barrier
     from penstock.config import Checkpoints
-    from penstock.engine.attempt import EpochNotes
+    from penstock.engine.attempt import Attempt
     from penstock.events import Events
     from penstock.storage.storage import Storage
 
@@ -66,39 +67,38 @@ class Observer:
             recorded=lambda record: events.emit("checkpoint", **(record.summary() | record.extent())),
         )
 
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float) -> None:
+    def prepared(self, attempt: Attempt) -> None:
         """All tasks of the epoch are done. The alignment of short epochs is measured now and then."""
         self._measure = None
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _MEASURE_EVERY
-        uids = [uid for uid, _ in self._positions_at(barrier)]
-        self._measure = measure_later(self._spark, opened, epoch=epoch, uids=uids)
+        uids = [uid for uid, _ in self._positions_at(attempt)]
+        group = self._spark.sparkContext.getLocalProperty("spark.jobGroup.id") or ""  # of the epoch's own thread
+        self._measure = partial(measure, self._spark, group, attempt.began, epoch=attempt.epoch, uids=uids)
 
-    def ended(
-        self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
-    ) -> None:
+    def ended(self, attempt: Attempt, error: BaseException | None) -> None:
         """The epoch is complete or, with `error`, was given up."""
-        measure, self._measure = self._measure, None
-        logged = notes.logged and any(committable.logged for committable in notes.committables)
+        alignment, self._measure = self._measure, None
+        logged = attempt.logged and any(committable.logged for committable in attempt.committables)
         record = CheckpointRecord(
             query=self._query,
-            epoch=epoch,
-            generation=generation,
+            epoch=attempt.epoch,
+            generation=attempt.generation,
             mode=("unaligned" if logged else "aligned") if self._mode == "exactly_once" else self._mode,
             outcome=COMPLETE if error is None else FAILED,
             why=None if error is None else f"{type(error).__name__}: {error}",
-            opened=notes.opened,
-            decided=notes.decided,
+            opened=attempt.began,
+            decided=attempt.decided,
             ended=time.time(),
-            precommit_ms=notes.precommit_ms,
-            commit_ms=notes.commit_ms,
-            sinks=shares_of(notes.committables),
-            inflight_bytes=notes.inflight_bytes,
-            positions=self._positions_at(barrier),
+            precommit_ms=attempt.precommit_ms,
+            commit_ms=attempt.commit_ms,
+            sinks=shares_of(attempt.committables),
+            inflight_bytes=attempt.inflight_bytes,
+            positions=self._positions_at(attempt),
         )
-        self._recorder.add(record, measure if error is None else None)
+        self._recorder.add(record, alignment if error is None else None)
 
     def close(self) -> None:
         self._recorder.close()
@@ -112,8 +112,8 @@ class Observer:
         self._stateless = bool(report and not state_sizes(report))
         return report
 
-    def _positions_at(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
-        return tuple(zip(self._positions, barrier.offsets, strict=False)) if barrier is not None else ()
+    def _positions_at(self, attempt: Attempt) -> tuple[tuple[str | None, Any], ...]:
+        return tuple(zip(self._positions, attempt.barrier.offsets, strict=False))
 
 
 def state_sizes(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
@@ -186,9 +186,8 @@ class Recorder:
     ) -> None:
         self._storage, self._keep = storage, max(1, keep)
         self._progress, self._recorded = progress, recorded
-        self._queue: deque[tuple[CheckpointRecord, Measure | None]] = deque()
-        self._there = threading.Condition()
-        self._closing = False
+        self._queue: queue.Queue[tuple[CheckpointRecord, Measure | None] | None] = queue.Queue()
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._complained: set[str] = set()
         self._written = 0
@@ -197,38 +196,29 @@ class Recorder:
     def add(self, record: CheckpointRecord, measure: Measure | None = None) -> None:
         """Hand over a record; returns at once and never raises. `measure` gives its alignment, when its turn comes.
         Where too many wait, the oldest is dropped and counted."""
-        with self._there:
-            if self._closing:
-                return
-            if len(self._queue) >= _WAITING:
-                self._queue.popleft()
+        if self._closing.is_set():
+            return
+        with suppress(queue.Empty):
+            if self._queue.qsize() >= _WAITING:
+                self._queue.get_nowait()
                 self.dropped += 1
-                self._complain(
-                    "dropped", "records of checkpoints come faster than they can be written; some are dropped"
-                )
-            self._queue.append((record, measure))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"penstock-records-{record.query}", daemon=True)
-                self._thread.start()
-            self._there.notify_all()
+                text = "records of checkpoints come faster than they can be written; some are dropped"
+                self._complain("dropped", text)
+        self._queue.put((record, measure))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"penstock-records-{record.query}", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """Write what waits, without waiting for Spark's reports any more, and end."""
-        with self._there:
-            self._closing = True
-            self._there.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_CLOSE_SECONDS)
+        self._closing.set()
+        self._queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
-        while True:
-            with self._there:
-                while not self._queue and not self._closing:
-                    self._there.wait()
-                if not self._queue:
-                    return
-                record, measure = self._queue.popleft()
+        while (waiting := self._queue.get()) is not None:
+            record, measure = waiting
             record = replace(record, alignment=self._measured(record, measure), state=self._state(record))
             self._write(record)
             try:
@@ -249,10 +239,9 @@ class Recorder:
         patience = Deadline(_REPORT_SECONDS)
         try:
             while (report := self._progress(record.epoch)) is None:
-                with self._there:
-                    if self._closing or patience.passed():
-                        return record.state
-                    self._there.wait(_POLL_SECONDS)
+                if self._closing.is_set() or patience.passed():
+                    return record.state
+                self._closing.wait(_POLL_SECONDS)
             return state_sizes(report) if report else record.state
         except Exception as error:
             self._complain("state", f"the sizes of state could not be read: {error!r}")

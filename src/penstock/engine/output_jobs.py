@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.engine import task
 from penstock.engine.checksum import rule_for, with_hashes
 from penstock.engine.task import Assignment, Route, Writing
-from penstock.errors import PenstockError, PreCommitFailed, StrayTask
+from penstock.errors import PreCommitFailed, StrayTask
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import TaskContext
     from pyspark.sql import DataFrame
 
     from penstock.contracts.sink import SinkScope, TwoPhaseSink
@@ -111,7 +112,7 @@ class EachEpoch:
         assignment = assign()
         uid = assignment.scope.uid
         with self._sizes.bound_batches(rows.sparkSession.conf, uid):
-            writer = task.writer_task(sink, assignment, rule=rule, names=names)
+            writer = task.writer_task(sink, lambda _: assignment, rule=rule, names=names)
             reports = rows.mapInArrow(writer, task.RESULT_SCHEMA).collect()
         answers: list[Answer] = [json.loads(row[0]) for row in reports]
         self._sizes.learn(uid, map(task.row_bytes_of, answers))
@@ -136,7 +137,7 @@ def to_text(assignment: Assignment) -> str:
             "version": VERSION,
             "job": scope.job,
             "uid": scope.uid,
-            "of": _of(assignment),
+            "of": assignment.of,
             "route": writing.route.value,
             "log": writing.log,
             "seconds": writing.seconds,
@@ -169,11 +170,6 @@ def from_text(text: str | None, scope: SinkScope, batch: str | None) -> Assignme
     return Assignment(scope, epoch, attempt, writing, hints)
 
 
-def _of(assignment: Assignment) -> list[int]:
-    """What no other attempt has."""
-    return [assignment.scope.generation, assignment.epoch, assignment.attempt]
-
-
 def _stray(scope: SinkScope, why: str) -> StrayTask:
     return StrayTask(
         f"A task of sink {scope.uid!r}, run {scope.generation}, {why}.",
@@ -187,20 +183,10 @@ def planned_task(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function for `mapInArrow` in the streaming plan; see `task.writer_task`."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
+    def assign(context: TaskContext) -> Assignment:
+        return from_text(context.getLocalProperty(PROPERTY), scope, context.getLocalProperty(SPARK_BATCH))
 
-        context = TaskContext.get()
-        assert context is not None
-        try:
-            assignment = from_text(context.getLocalProperty(PROPERTY), scope, context.getLocalProperty(SPARK_BATCH))
-        except PenstockError as error:
-            yield task.answer_of(task.report(context, {"error": error.to_json()}))
-            return
-        result = task.run_writer(context, sink, assignment, batches, rule=rule, names=names)
-        yield task.answer_of(task.report(context, {**result, "of": _of(assignment)}))
-
-    return run
+    return task.writer_task(sink, assign, rule=rule, names=names)
 
 
 class Planned:
@@ -223,8 +209,8 @@ class Planned:
         finally:
             context.setLocalProperty(PROPERTY, None)
         for answer in answers:
-            if "error" not in answer and answer.get("of") != _of(assignment):
-                raise _not_this_attempt(f"Spark gave an answer to {answer.get('of')}, not to {_of(assignment)}")
+            if "error" not in answer and answer.get("of") != assignment.of:
+                raise _not_this_attempt(f"Spark gave an answer to {answer.get('of')}, not to {assignment.of}")
         self._few = len(answers) <= _FEW
         self._sizes.learn(uid, map(task.row_bytes_of, answers))
         self._sizes.bound_next(lambda: session.conf, uid)

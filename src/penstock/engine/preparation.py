@@ -18,6 +18,7 @@ from penstock.engine.task import Assignment, Route, Writing, attempt_of, committ
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
 from penstock.spark.executors import fault_in
+from penstock.spark.masters import runs_tasks_itself
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import DataFrame
 
-    from penstock.config import Checkpoints
     from penstock.contracts.plan import Body, Outputs
     from penstock.engine.committers import Committers
+    from penstock.engine.driver import LedgerRun
     from penstock.engine.inflight import InFlight
     from penstock.engine.observer import Observer
     from penstock.engine.output_jobs import Answer
@@ -191,9 +192,7 @@ def _races(spark: SparkContext) -> tuple[bool, bool]:
     """Whether it speculates: then the winner may be a first attempt and a loser still have prepared something. And
     whether it has but one executor, as a local master has: a stage runs again when outputs of a shuffle are lost with
     theirs. Neither changes while a session lives, and to ask takes longer than a small epoch's tasks."""
-    master = spark.master or ""
-    speculates = spark.getConf().get("spark.speculation", "false") == "true"
-    return speculates, master == "local" or master.startswith("local[")
+    return spark.getConf().get("spark.speculation", "false") == "true", runs_tasks_itself(spark.master)
 
 
 def ran_again(tracker: StatusTracker, stages: Collection[int], deadline: Deadline) -> bool:
@@ -220,21 +219,15 @@ class Preparation:
 
     def __init__(
         self,
-        *,
-        job: str,
-        sinks: Mapping[str, TwoPhaseSink],
-        committers: Committers,
+        run: LedgerRun,
         body: Body,
         executed_plan: Callable[[], Any],
         watermark: WatermarkTracker,
-        limits: Checkpoints,
         inflight: InFlight | None,
         observer: Observer | None,
         inputs: Inputs | None,
     ) -> None:
-        self._job, self._sinks = job, dict(sinks)
-        self._committers, self._body, self._executed_plan = committers, body, executed_plan
-        self._watermark, self._limits = watermark, limits
+        self._run, self._body, self._executed_plan, self._watermark = run, body, executed_plan, watermark
         self._inflight, self._observer, self._inputs = inflight, observer, inputs
         self._group: str | None = None
 
@@ -242,9 +235,9 @@ class Preparation:
         """With `only`, the writers of those sinks alone write; all others just count and sum."""
         failpoint("epoch.opened")
         parallelism = self._parallelism(attempt.frame)
-        assignments = Assignments(self._job, attempt, only, self._committers, self._inflight)
-        outputs = EpochOutputs(attempt, self._sinks, assignments)
-        watchdog = Watchdog(attempt, self._limits.timeout_seconds, self._job_group(attempt.frame))
+        assignments = Assignments(self._run.job, attempt, only, self._run.committers, self._inflight)
+        outputs = EpochOutputs(attempt, self._run.sinks, assignments)
+        watchdog = Watchdog(attempt, self._run.limits.timeout_seconds, self._job_group(attempt.frame))
         try:
             with watchdog:
                 if self._inputs is not None:
@@ -256,7 +249,7 @@ class Preparation:
                 committables = tuple(outputs.committables) if direct else self._sealed(outputs.committables, only)
                 watermark = self._watermark.advance(None if self._watermark.unchanging else self._executed_plan())
                 if self._observer is not None:
-                    self._observer.prepared(attempt.epoch, attempt.barrier, attempt.notes.opened)
+                    self._observer.prepared(attempt)
             if self._inputs is not None:
                 self._inputs.confirm(attempt.epoch, attempt.barrier)
         except Exception as error:
@@ -289,11 +282,12 @@ class Preparation:
 
     def _sealed(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
         written = [item for item in committables if item.rows and (only is None or item.sink in only)]
-        deadline = Deadline(self._limits.commit_timeout_seconds)
-        sealed = [*self._committers.seal([item for item in written if not item.logged], deadline)]
+        committers, limits = self._run.committers, self._run.limits
+        deadline = Deadline(limits.commit_timeout_seconds)
+        sealed = [*committers.seal([item for item in written if not item.logged], deadline)]
         if self._inflight is not None:
             # Of several epochs under way the drainer commits each.
-            seal = self._committers.seal if self._limits.max_concurrent == 1 else self._committers.seal_for_others
+            seal = committers.seal if limits.max_concurrent == 1 else committers.seal_for_others
             sealed += self._inflight.sealed([item for item in written if item.logged], seal)
         by_id = {committable.id: committable for committable in sealed}
         return tuple(by_id.get(committable.id, committable) for committable in committables)

@@ -25,10 +25,17 @@ from penstock.engine.streaming import with_verification
 from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.logs import bound
 from penstock.savepoints.savepoint import HeldQuery
-from penstock.spark import liveness
 from penstock.spark.executors import fault_in
-from penstock.spark.liveness import Liveness, callback_server
-from penstock.spark.query import RunningQuery, current_execution, give_up, short_text, wait_for_tasks
+from penstock.spark.query import (
+    Liveness,
+    RunningQuery,
+    callback_server,
+    current_execution,
+    give_up,
+    short_text,
+    stop_query,
+    wait_for_tasks,
+)
 from penstock.spark.settings import require_same_backend
 from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
@@ -374,7 +381,7 @@ class QueryRunner:
         while query.isActive and log.next_epoch()[0] <= coordinator.completed and not patience.passed():
             time.sleep(_POLL_SECONDS / 5)
         if query.isActive:
-            liveness.stop(query, self.plan.uid)
+            stop_query(query, self.plan.uid)
 
     def _spark_log(self) -> SparkLog:
         known, positions = version_of(self._spark).log_known, len(self.plan.positions)

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
@@ -36,16 +35,17 @@ from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.storage.open import tree_at
-from penstock.storage.storage import Storage
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.storage.storage import Storage
+    from penstock.storage.tree import Tree
+
 _EVIDENCE_SECONDS = 120.0  # to read what is in the target; an operator waits
 _UNIQUE_NAME = re.compile(r"_[0-9a-f]{8}-[0-9a-f]{4}-")  # in state files of the format that lists ids
 
-Place = Callable[[str], Storage]
 Sinks = Mapping[str, TwoPhaseSink]
 
 
@@ -67,13 +67,11 @@ class QueryLedger:
     """One query's ledger beside Spark's log of it. Every property is read anew. `known`: see `SparkLog`."""
 
     def __init__(
-        self, uid: str, ledger: Storage, log: Storage, inflight: Place | None, state_format: str, known: bool = True
+        self, uid: str, ledger: Tree, log: Tree, inflight: Tree | None, state_format: str, known: bool = True
     ) -> None:
-        self.uid = uid
-        self.ledger = Ledger(ledger)
-        self.log = SparkLog(log, state_format=state_format, known=known)
-        self._below = inflight
-        self._inflight = inflight("") if inflight is not None else None
+        self.uid, self._inflight = uid, inflight
+        self.ledger = Ledger(ledger.storage)
+        self.log = SparkLog(log.storage, state_format=state_format, known=known)
 
     @property
     def generation(self) -> int:
@@ -124,25 +122,25 @@ class QueryLedger:
         query = query_of(self.ledger, self.log)
         if self._inflight is None or query is None:
             return []
-        folder = f"{query}/{sink}"
-        drained = drained_up_to(self._inflight, folder)
-        epochs = layout.numbers(self._inflight.list(f"{folder}/{layout.BACKLOG}"))
-        entries = (read_entry(self._inflight, folder, epoch) for epoch in epochs if epoch > drained)
+        folder, storage = f"{query}/{sink}", self._inflight.storage
+        drained = drained_up_to(storage, folder)
+        epochs = layout.numbers(storage.list(f"{folder}/{layout.BACKLOG}"))
+        entries = (read_entry(storage, folder, epoch) for epoch in epochs if epoch > drained)
         return [entry for entry in entries if entry is not None]
 
     def inflight(self, job: str, sinks: Sinks) -> InFlight | None:
         """The in-flight logs, for a run that has registered to open."""
-        below, storage = self._below, self._inflight
-        if below is None or storage is None:
+        tree = self._inflight
+        if tree is None:
             return None
         return InFlight(
             job=job,
             query=self.uid,
             sinks=sinks,
-            location=storage.location,
-            storage=storage,
+            location=tree.storage.location,
+            storage=tree.storage,
             ledger=self.ledger,
-            ledger_of=lambda where: Ledger(below(where.removeprefix(storage.location))),
+            ledger_of=lambda where: Ledger(tree.at(where.removeprefix(f"{tree.storage.location}/")).storage),
             events=Events(),
             checkpoints=Checkpoints(),
         )
@@ -156,9 +154,9 @@ class QueryLedger:
     def drain_ledger(self, sink: str) -> Ledger | None:
         """What the sink's drainer has claimed and decided; None where there is no in-flight log."""
         query = query_of(self.ledger, self.log)
-        if self._below is None or query is None:
+        if self._inflight is None or query is None:
             return None
-        return Ledger(self._below(f"/{query}/{sink}/{layout.DRAIN}"))
+        return Ledger(self._inflight.at(f"{query}/{sink}/{layout.DRAIN}").storage)
 
     def _rewritten(self, sink: str, epoch: int) -> list[Decided]:
         """What the drainer has decided of the epoch it was at."""
@@ -181,11 +179,10 @@ class JobLedgers:
     @classmethod
     def at(cls, location: str, spark: SparkSession | None = None) -> JobLedgers:
         """Raises `ConfigurationError` where there is no ledger."""
-        place = _place(spark)
-        storage, queries = place(location), []
-        root = location.rstrip("/")
+        folder, queries = tree_at(location, spark), []
+        storage = folder.storage
         if storage.list(f"{layout.PRIVATE}/{layout.GENERATIONS}"):
-            dropin = QueryLedger("", place(f"{root}/{layout.PRIVATE}"), storage, None, _state_format(storage, spark))
+            dropin = QueryLedger("", folder.at(layout.PRIVATE), folder, None, _state_format(storage, spark))
             dropin.uid = next(iter(dropin.sinks), "")
             queries.append(dropin)
         else:
@@ -193,17 +190,16 @@ class JobLedgers:
             known = spark is None or version_of(spark).log_known
             for uid in storage.list(""):
                 if storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}"):
-                    folder, log = f"{root}/{uid}", place(f"{root}/{uid}/{history}")
-                    below = partial(_below, place, f"{folder}/{layout.INFLIGHT}")
-                    ledger = place(f"{folder}/{layout.LEDGER}")
-                    queries.append(QueryLedger(uid, ledger, log, below, _state_format(log, spark), known))
+                    of = [folder.at(f"{uid}/{name}") for name in (layout.LEDGER, history, layout.INFLIGHT)]
+                    queries.append(QueryLedger(uid, *of, _state_format(of[1].storage, spark), known))
         if not queries:
             raise ConfigurationError(
                 f"There is no ledger in {location}.",
                 safe="nothing was changed.",
                 to_do="give a job's folder, STORAGE/JOB, or the checkpoint of a query that uses penstock.exactly_once.",
             )
-        job = next((str(query.facts["job"]) for query in queries if "job" in query.facts), root.rpartition("/")[2])
+        named = location.rstrip("/").rpartition("/")[2]
+        job = next((str(query.facts["job"]) for query in queries if "job" in query.facts), named)
         return cls(job, storage.location, tuple(queries))
 
 
@@ -214,14 +210,6 @@ def same_transaction(leftover: Leftover, committable: Committable) -> bool:
 def _decided_at(ledger: Ledger, decision: Decision) -> float | None:
     manifests = ledger.manifests(decision.id.epoch)
     return next((manifest.decided for manifest in manifests if manifest.decision.id == decision.id), None)
-
-
-def _below(place: Place, root: str, name: str) -> Storage:
-    return place(root + name)
-
-
-def _place(spark: SparkSession | None) -> Place:
-    return lambda location: tree_at(location, spark).storage
 
 
 def _state_format(log: Storage, spark: SparkSession | None) -> str:
@@ -264,7 +252,11 @@ def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> CommitResul
     where the other system has ended some of it meanwhile, `OutcomeUnknown` where that cannot be proven."""
     _refuse_unknown_sinks(query, sinks)
     with closing(Settlement(ledgers, query, sinks)) as settlement:
-        return settlement.commit()
+        resume = settlement.recover()
+        if settlement.decision is None:
+            raise settlement.nothing_decided()
+        epoch, complete = settlement.decision.id.epoch, resume.action == "finished"
+        return CommitResult(query.uid, epoch, resume.generation, complete, settlement.outcomes)
 
 
 def finish(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> int:
@@ -381,28 +373,21 @@ class Settlement:
             query_id=query.log.query_id,
         )
         self._of, self._before, self._command = query, query.facts, command
-        self._decision: Decision | None = None
-        self._outcomes: dict[WriterId, Outcome] = {}
+        self.decision: Decision | None = None
+        self.outcomes: dict[WriterId, Outcome] = {}
         self._others: Collection[Committable] = ()
         self._committing = False
         self._inflight: InFlight | None = None
-
-    def commit(self) -> CommitResult:
-        resume = self.recover()
-        if self._decision is None:
-            raise self._nothing_decided()
-        complete = resume.action == "finished"
-        return CommitResult(self._run.query, self._decision.id.epoch, resume.generation, complete, self._outcomes)
 
     def recover(self) -> protocol.Resume:
         """A recovery that aborts nothing. Raises `WritersLost` where it cannot finish what is decided."""
         self._committing = True
         resume = self._run.drive(protocol.recover(), self._perform)
-        if self._decision is not None and resume.action in ("void", "repair"):
-            lost = sum(outcome is Outcome.LOST for outcome in self._outcomes.values())
+        if self.decision is not None and resume.action in ("void", "repair"):
+            lost = sum(outcome is Outcome.LOST for outcome in self.outcomes.values())
             raise WritersLost(
                 f"Epoch {resume.epoch} of query {self._run.query!r} is decided, but the other system has ended"
-                f" {lost} of {len(self._outcomes)} transactions.",
+                f" {lost} of {len(self.outcomes)} transactions.",
                 safe="the decision, its counts and checksums are kept; what could be committed is visible.",
                 to_do="start the job: it "
                 + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
@@ -431,7 +416,7 @@ class Settlement:
         decided = self._run.drive(protocol.commit_decided(), self._perform)
         drainers = self._inflight.drainers() if self._inflight is not None else {}
         if decided is None and not drainers:
-            raise self._nothing_decided()
+            raise self.nothing_decided()
         unproven = [(self._run.rule, writer) for writer in self._unproven(*decided)] if decided is not None else []
         for each in drainers.values():
             unproven += [
@@ -458,7 +443,7 @@ class Settlement:
             ]
         return unproven
 
-    def _nothing_decided(self) -> TransactionRefused:
+    def nothing_decided(self) -> TransactionRefused:
         return TransactionRefused(
             f"Nothing of query {self._run.query!r} is decided any more.",
             safe="nothing was committed or aborted.",
@@ -495,7 +480,7 @@ class Settlement:
                 return finished
             case protocol.Sweep(keep) if not self._committing:
                 # What the ledger does not know is listed, and only aborted by force.
-                self._run.abort_known((*keep, *self._others), Deadline(self._run.timing.abort_seconds))
+                self._run.abort_known((*keep, *self._others), Deadline(self._run.limits.abort_timeout_seconds))
                 failpoint("recover.swept")
         return None
 
@@ -506,16 +491,16 @@ class Settlement:
             refuse_logged(self._of)
         elif query is not None:
             self._inflight.open(query, self._run.generation)
-        self._decision = honoured(state)
+        self.decision = honoured(state)
         failpoint("recover.looked")
         return state
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
         logged = [committable for committable in decision.to_commit if committable.logged]
         direct = [committable for committable in decision.to_commit if not committable.logged]
-        self._outcomes = self._run.commit(decision.id.epoch, direct)
+        self.outcomes = self._run.commit(decision.id.epoch, direct)
         if logged and self._inflight is not None:
             self._inflight.commit(decision.id.epoch, logged, self._run.commit)
-            self._outcomes |= {committable.id: Outcome.COMMITTED for committable in logged}
+            self.outcomes |= {committable.id: Outcome.COMMITTED for committable in logged}
         failpoint("recover.committed")
-        return self._outcomes
+        return self.outcomes

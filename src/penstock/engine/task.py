@@ -13,7 +13,6 @@ import queue
 import struct
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -126,40 +125,31 @@ class Writing:
     seconds: float = 0.0
 
 
-class Channel(ABC):
+class _IntoSink:
     """Open from the first row on."""
 
-    @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Rows with their hashes in the last column."""
-
-    @abstractmethod
-    def finish(self) -> Mapping[str, Any]:
-        """No more rows come. What is returned becomes part of the task's answer."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Undo it all; called after any failure."""
-
-
-class _IntoSink(Channel):
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Rows with their hashes in the last column."""
         self._writer.write(batch.drop_columns([HASH_COLUMN]))
 
     def finish(self) -> Mapping[str, Any]:
+        """No more rows come. What is returned becomes part of the task's answer."""
         failpoint("task.written")
         payload = dict(self._writer.pre_commit())
         failpoint("task.prepared")
         return {"payload": payload}
 
     def abort(self) -> None:
+        """Undo it all; called after any failure."""
         self._writer.abort()
 
 
-class _IntoLog(Channel):
+class _IntoLog:
+    """The same, into the in-flight log."""
+
     def __init__(self, log: LogWriter, side: SideWriter | None) -> None:
         self._log, self._side = log, side
 
@@ -178,6 +168,9 @@ class _IntoLog(Channel):
         if self._side is not None:
             self._side.give_up()
         self._log.discard()
+
+
+Channel = _IntoSink | _IntoLog
 
 
 def open_channel(sink: TwoPhaseSink, scope: WriterScope, writing: Writing, schema: pa.Schema) -> Channel:
@@ -221,36 +214,35 @@ class Assignment:
     writing: Writing = field(default_factory=Writing)
     hints: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def of(self) -> list[int]:
+        """What no other attempt has."""
+        return [self.scope.generation, self.epoch, self.attempt]
+
 
 def writer_task(
-    sink: TwoPhaseSink, assignment: Assignment, *, rule: int = FLAT, names: list[str] | None = None
+    sink: TwoPhaseSink, assign: Callable[[TaskContext], Assignment], *, rule: int = FLAT, names: list[str] | None = None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`. `rule` is the one by which the rows were summed; `names` are the columns' own,
-    where they had to be called otherwise."""
+    """The function for `mapInArrow`. `assign` says what the task is to do; `rule` is the one by which the rows were
+    summed; `names` are the columns' own, where they had to be called otherwise."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None
-        yield answer_of(report(context, run_writer(context, sink, assignment, batches, rule=rule, names=names)))
+        named = batches if names is None else (batch.rename_columns(names) for batch in batches)
+        try:
+            assignment = assign(context)
+        except PenstockError as error:
+            yield answer_of(report(context, {"error": error.to_json()}))
+            return
+        task = context.partitionId(), context.taskAttemptId()
+        scope = WriterScope(assignment.scope, assignment.epoch, assignment.attempt, *task, assignment.hints)
+        result = _write(sink, scope, named, assignment.writing, rule)
+        yield answer_of(report(context, {**result, "of": assignment.of}))
 
     return run
-
-
-def run_writer(
-    context: TaskContext,
-    sink: TwoPhaseSink,
-    assignment: Assignment,
-    batches: Iterator[pa.RecordBatch],
-    *,
-    rule: int,
-    names: list[str] | None,
-) -> dict[str, Any]:
-    task = context.partitionId(), context.taskAttemptId()
-    named = batches if names is None else (batch.rename_columns(names) for batch in batches)
-    scope = WriterScope(assignment.scope, assignment.epoch, assignment.attempt, *task, assignment.hints)
-    return _write(sink, scope, named, assignment.writing, rule)
 
 
 def report(context: TaskContext, result: Mapping[str, Any]) -> str:

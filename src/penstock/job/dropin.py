@@ -20,9 +20,8 @@ from penstock.engine.coordinator import Coordinator
 from penstock.engine.preparation import write_as_it_is
 from penstock.errors import ConfigurationError
 from penstock.events import Events
-from penstock.job.session import writer_modules
 from penstock.naming import check_name
-from penstock.spark.executors import check_executors, importable
+from penstock.spark.executors import check_executors, importable, writer_modules
 from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import RunningQuery, current_execution, plan_with
 from penstock.storage.storage import local_path

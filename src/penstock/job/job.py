@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock import logs
+from penstock import __version__, logs
 from penstock.config import Checkpoints, StateBackend, seconds
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.operations import LogFormat
@@ -23,11 +23,12 @@ from penstock.engine.real_time import check_real_time
 from penstock.engine.run import JobRun
 from penstock.engine.steering import Steering
 from penstock.errors import ConfigurationError, DuplicateUid
-from penstock.job.session import JobSession
 from penstock.naming import check_name
 from penstock.progress import Progress, silent
 from penstock.sources.streams import as_source
+from penstock.spark.executors import check_executors, importable, writer_modules
 from penstock.spark.query import Lineage
+from penstock.spark.session import JobSession
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -234,7 +235,8 @@ class Job:
         """Ask the cluster, every source and every sink whether it works, writing nothing. Raises what cannot, returns
         what is unwise."""
         findings = check_real_time(self._plans.values(), self.checkpoints, self.settings)
-        self._session.check(self._sinks.values())
+        self._session.require_shared()
+        check_executors(self.spark, __version__, importable(writer_modules(self._sinks.values())))
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
         findings += [finding for uid, source in self._sources.items() for finding in source.check(context, uid)]
         slices = replace(context, interval_seconds=0.0, timeout_seconds=0.0)  # what a transaction of a lane lasts

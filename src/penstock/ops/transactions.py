@@ -261,11 +261,8 @@ def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan])
     for orphan in chosen:
         assert orphan.leftover is not None
         scope = SinkScope(ledgers.job, orphan.scope or orphan.sink, orphan.leftover.generation)
-        committer = sinks[orphan.sink].open_committer(scope)
-        try:
+        with closing(sinks[orphan.sink].open_committer(scope)) as committer:
             committer.abort([Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload)], Deadline(_ABORT_SECONDS))
-        finally:
-            committer.close()
 
 
 def refusal_of(id: str, decision: DecisionState, epoch: int | None = None) -> PenstockError:

@@ -33,12 +33,12 @@ from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.checkpoint.open import require_trust
 from penstock.engine.restarts import classify, error_chain, jvm_gone
 from penstock.errors import JobStopped, PenstockError, Superseded
-from penstock.job.session import writer_modules
 from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registry import expected_run
+from penstock.spark.executors import writer_modules
 from penstock.spark.masters import runs_tasks_itself
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
@@ -143,7 +143,7 @@ class JobLease:
 
     def take_or_leave(self) -> bool:
         """Whether the lease is held now. Where the supervisor can wait for it alone, this process ends."""
-        self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())
+        self._learn()
         verdict = self.lease.take_or_wait()
         if verdict is Verdict.LEAVE:
             self._go()
@@ -154,9 +154,12 @@ class JobLease:
 
     def wait(self) -> None:
         """Return when the lease is held. Where the job has ended elsewhere, this process ends."""
-        self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())  # a standby learns them with its turn
+        self._learn()  # a standby, with its turn
         if not self.lease.wait():
             self._go()
+
+    def _learn(self) -> None:
+        self.lease.learn(lifeline.orders().turn, lifeline.orders().expired)
 
     @property
     def goes_on(self) -> bool:

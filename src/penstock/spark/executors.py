@@ -11,9 +11,9 @@ import importlib
 import logging
 import platform
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,12 @@ def importable(names: Iterable[str]) -> list[str]:
     return modules
 
 
+def writer_modules(sinks: Iterable[object]) -> list[str]:
+    """The modules that a worker loads for these sinks: each sink's own and, by convention, its writer's."""
+    modules = {type(sink).__module__ for sink in sinks}
+    return sorted(modules | {f"{name.rpartition('.')[0]}.writer" for name in modules if name.startswith("penstock.")})
+
+
 def require_alike(workers: Sequence[Worker], version: str) -> None:
     """Raise `ExecutorMismatch` for the first that differs from the driver."""
     python = platform.python_version_tuple()[:2]
@@ -135,38 +141,35 @@ def mismatch(happened: str) -> ExecutorMismatch:
 def _ask(context: Any, modules: Sequence[str]) -> list[Worker]:
     """One task for every core. Runs in a thread of its own, so that a cluster without executors is not taken for one
     that is slow."""
-    result: list[list[Worker]] = []
-    failed: list[BaseException] = []
+    asked: Future[list[Worker]] = Future()
 
     def run() -> None:
         context.setJobGroup(_GROUP, "check that executors can do the job's work", interruptOnCancel=True)
         try:
             tasks = max(context.defaultParallelism, 2)
             reports = context.parallelize(range(tasks), tasks).mapPartitions(_probe(modules)).collect()
-            result.append([Worker(*report) for report in reports])
+            asked.set_result([Worker(*report) for report in reports])
         except BaseException as error:
-            failed.append(error)
+            asked.set_exception(error)
 
     from pyspark import InheritableThread
 
-    thread = InheritableThread(target=run, daemon=True)
-    thread.start()
-    _await(thread, context)
-    if failed:
-        raise mismatch_in(str(failed[0])) or failed[0]
-    return result[0]
+    InheritableThread(target=run, daemon=True).start()
+    _await(asked, context)
+    if (error := asked.exception()) is not None:
+        raise mismatch_in(str(error)) or error
+    return asked.result()
 
 
-def _await(thread: threading.Thread, context: Any) -> None:
+def _await(asked: Future[list[Worker]], context: Any) -> None:
     """Wait until the small job is done. Only a cluster that gives no executor at all is given up."""
     end = time.monotonic() + _WAIT_SECONDS
-    while thread.is_alive():
-        thread.join(_POLL_SECONDS)
+    while not wait([asked], _POLL_SECONDS).done:
         if _count(context):
             end = time.monotonic() + _WAIT_SECONDS
         elif time.monotonic() > end:
             context.cancelJobGroup(_GROUP)
-            thread.join()
+            wait([asked])
             raise ClusterUnavailable(
                 f"The cluster at {context.master} has given the job no executor in {_WAIT_SECONDS:.0f} s; it asks for"
                 f" {_asked(context)} each.",

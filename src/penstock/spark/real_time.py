@@ -21,9 +21,8 @@ from penstock.errors import (
 )
 from penstock.spark.executors import fault_in
 from penstock.spark.lane_plan import refusal
-from penstock.spark.liveness import stop
 from penstock.spark.masters import runs_tasks_itself
-from penstock.spark.query import short_text
+from penstock.spark.query import short_text, stop_query
 from penstock.spark.status import SparkStatus
 from penstock.supply.versions import version_of
 
@@ -165,7 +164,7 @@ class RealTimeQuery:
     def stop(self) -> None:
         """Have Spark end the query and its tasks. What they have not committed is read again."""
         try:
-            stop(self._query, self._uid)
+            stop_query(self._query, self._uid)
         finally:
             self._scratch.cleanup()
 

@@ -30,12 +30,14 @@ from penstock.spark.masters import (
     refuse_connect,
     require_answer,
     require_known,
+    require_shared,
     runs_here,
     runs_tasks_itself,
 )
 from penstock.spark.python_daemon import MODULE as _DAEMON
-from penstock.spark.settings import remember_defaults, warn_overridden
+from penstock.spark.settings import apply_over_running, apply_settings, remember_defaults, warn_overridden
 from penstock.storage.private import create_own
+from penstock.storage.storage import local_path
 from penstock.supply.jars import has_connector, is_present, jar_set
 from penstock.supply.java import ClassArchive, compiler_options, find_java, slim_home, wrapped_home
 from penstock.supply.pack import is_shipped
@@ -44,6 +46,9 @@ from penstock.supply.versions import KAFKA_JARS, installed_text, installed_versi
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+    from penstock.config import Checkpoints
+    from penstock.config.resolve import Settings
 
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
@@ -124,6 +129,40 @@ def session(
         running.sparkContext.setLogLevel(asked.get(LOG_LEVEL, "ERROR"))
     ensure_jars(running, jars)
     return running
+
+
+class JobSession:
+    """A job's session, made when first needed, with what the job's settings ask of it. `spark`: the user's own session,
+    which then counts."""
+
+    def __init__(self, name: str, settings: Settings, checkpoints: Checkpoints, spark: SparkSession | None) -> None:
+        self._name, self._settings, self._checkpoints, self._spark = name, settings, checkpoints, spark
+        if spark is not None:
+            refuse_connect(spark)
+            apply_over_running(spark, settings)
+
+    def get(self, conf: Mapping[str, str] | None = None, jars: Iterable[str] = ()) -> SparkSession:
+        """The session, with these jars. `conf` counts only where it is made now."""
+        jars = tuple(jars)
+        if self._spark is None:
+            running = running_session()
+            self._spark = session(
+                self._name,
+                conf={**(conf or {}), **self._settings.spark},
+                jars=jars,
+                local_storage=local_path(self._checkpoints.storage) is not None,
+                file=self._settings.spark_file,
+            )
+            if running is not None:
+                apply_over_running(running, self._settings)
+        # Each time: another job may have set something else meanwhile.
+        apply_settings(self._spark, self._settings.derived_spark)
+        ensure_jars(self._spark, jars)
+        return self._spark
+
+    def require_shared(self) -> None:
+        """Raise where executors could not see the checkpoint storage."""
+        require_shared(self._checkpoints.storage, self.get(), is_shared=self._checkpoints.storage_is_shared)
 
 
 def running_session() -> SparkSession | None:

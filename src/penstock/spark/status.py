@@ -7,7 +7,6 @@ not know what a task reads: cuts are numbered, and carry a source's uid only whe
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
 import weakref
@@ -17,11 +16,9 @@ from penstock.checkpoint.record import Alignment, PartitionCut
 from penstock.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
-
-log = logging.getLogger("penstock")
 
 _MOST_JOBS = 50  # of one epoch
 _MOST_TASKS = 10_000
@@ -32,7 +29,6 @@ _HIDDEN = ("SubqueryAlias", "View", "LocalRelation", "LogicalRDD")
 _LEAVES = re.compile(r"^(Streaming\w*Relation\w*|\w*Relation(V2)?|Range)$")
 _STATEFUL = re.compile(r"^(Aggregate|Deduplicate\w*|\w*WithState\w*|Distinct|GlobalLimit)$")
 _MOST_OPERATORS = 50
-_complained: set[str] = set()
 _known: weakref.WeakKeyDictionary[SparkSession, SparkStatus] = weakref.WeakKeyDictionary()
 
 
@@ -82,37 +78,20 @@ class SparkStatus:
         return json.loads(self._mapper.writeValueAsString(thing))
 
 
-def measure(
-    spark: SparkSession, group: str, opened: float, *, epoch: int, uids: Sequence[str | None]
-) -> Alignment | None:
+def measure(spark: SparkSession, group: str, opened: float, *, epoch: int, uids: Sequence[str | None]) -> Alignment:
     """The alignment of a prepared epoch, counted from `opened` (seconds since 1970). `group` is the job group it ran
-    under (the query's run id), `uids` name its sources. Never raises: None, and one line in the log, where it cannot be
-    measured. Costs a few calls to the JVM; call it beside the epochs."""
-    try:
-        status = SparkStatus.of(spark)
-        stages = [_first_successes(status, attempts) for attempts in _reading_stages(status, group, epoch)]
-        # Spark may run stages before it calls us: then the barrier was before the first of them.
-        start = min([opened * 1000, *(float(task["launchTime"]) for tasks in stages for task in tasks.values())])
-        source = uids[0] if len(uids) == 1 else None
-        cuts = []
-        for number, tasks in enumerate(stages):
-            label = " ".join(filter(None, [source, f"stage {number + 1}" if len(stages) > 1 else ""]))
-            cuts += [_cut(f"{label} #{index}".strip(), source, task, start) for index, task in tasks.items()]
-        return Alignment.of(cuts, None if cuts else "Spark reports no task that read rows")
-    except Exception as error:
-        if type(error).__name__ not in _complained:
-            _complained.add(type(error).__name__)
-            log.warning("the alignment of an epoch could not be measured; this is logged once: %r", error)
-        return None
-
-
-def measure_later(
-    spark: SparkSession, opened: float, *, epoch: int, uids: Sequence[str | None]
-) -> Callable[[], Alignment | None]:
-    """`measure`, to be called after the epoch and from any thread. Call this in the thread that runs the epoch, which
-    knows the job group."""
-    group = spark.sparkContext.getLocalProperty("spark.jobGroup.id") or ""
-    return lambda: measure(spark, group, opened, epoch=epoch, uids=uids)
+    under (the query's run id), `uids` name its sources. Costs a few calls to the JVM, and may raise what py4j raises;
+    call it beside the epochs, from any thread."""
+    status = SparkStatus.of(spark)
+    stages = [_first_successes(status, attempts) for attempts in _reading_stages(status, group, epoch)]
+    # Spark may run stages before it calls us: then the barrier was before the first of them.
+    start = min([opened * 1000, *(float(task["launchTime"]) for tasks in stages for task in tasks.values())])
+    source = uids[0] if len(uids) == 1 else None
+    cuts = []
+    for number, tasks in enumerate(stages):
+        label = " ".join(filter(None, [source, f"stage {number + 1}" if len(stages) > 1 else ""]))
+        cuts += [_cut(f"{label} #{index}".strip(), source, task, start) for index, task in tasks.items()]
+    return Alignment.of(cuts, None if cuts else "Spark reports no task that read rows")
 
 
 def is_reading(status: SparkStatus, group: str, epoch: int) -> bool:

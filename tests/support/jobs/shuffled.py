@@ -21,7 +21,7 @@ from penstock.deadline import Deadline
 from penstock.engine.attempt import Attempt
 from penstock.engine.output_jobs import EachEpoch
 from penstock.engine.preparation import Assignments, EpochOutputs
-from penstock.processes import parents
+from penstock.processes import stat_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ class DeadlyWriter:
         except FileExistsError:
             return payload
         daemon = os.getppid()
-        jvm = parents()[daemon]
+        jvm = int(stat_fields(daemon)[1])  # its parent
         os.kill(jvm, signal.SIGKILL)
         time.sleep(600)  # ends with its executor
         raise AssertionError

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli import program
 from penstock.config import levels as load
-from penstock.config.table import OPTIONS
+from penstock.config.levels import ALL as OPTIONS
 from tests.support.command import run_command
 
 Show = Callable[..., dict[str, tuple[str, str]]]

@@ -12,11 +12,12 @@ import pytest
 from scripts.settings_table import BEGIN, END, insert_table, table
 
 from penstock.config import Checkpoints, StateBackend
+from penstock.config.levels import ALL as OPTIONS
+from penstock.config.levels import BY_KEY
 from penstock.config.operations import Availability, Log, Rest
 from penstock.config.option import Option
 from penstock.config.recovery import Recovery
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.config.table import BY_KEY, OPTIONS
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "settings.md"

@@ -18,8 +18,8 @@ from penstock.engine.restarts import Restarts
 from penstock.errors import CheckpointExpired, SparkUnresponsive
 from penstock.ops.process import lifeline
 from penstock.ops.process.lifeline import status_of
-from penstock.spark import liveness
-from penstock.spark.liveness import Liveness
+from penstock.spark import query as spark_query
+from penstock.spark.query import Liveness, stop_query
 from tests.support.waiting import until
 
 
@@ -106,11 +106,11 @@ def test_a_callback_server_that_ran_out_of_descriptors_fails_the_driver(
 
 
 def test_a_query_that_spark_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(spark_query, "STOP_SECONDS", 0.05)
     never = threading.Event()
     query: Any = SimpleNamespace(stop=lambda: never.wait(30))
     with pytest.raises(SparkUnresponsive, match="has not stopped query 'out'"):
-        liveness.stop(query, "out")
+        stop_query(query, "out")
     never.set()
 
 
@@ -120,4 +120,4 @@ def test_what_spark_says_to_a_stop_is_told() -> None:
 
     query: Any = SimpleNamespace(stop=stop)
     with pytest.raises(RuntimeError, match="a sentence of Spark's"):
-        liveness.stop(query, "out")
+        stop_query(query, "out")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import stat
 import subprocess
 import sys
@@ -14,19 +13,11 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock import __version__
 from penstock.errors import ArchiveMismatch, ConfigurationError
 from penstock.supply import pack
-from penstock.supply.pack import (
-    FORMAT,
-    MANIFEST,
-    Pack,
-    extras_of,
-    job_files,
-    job_modules,
-    read_manifest,
-    require_fitting,
-)
+from penstock.supply.pack import PROPERTY, Pack, extras_of, facts_of, job_modules, require_fitting
 
 PYTHON = f"./{pack.NAME}"
 
@@ -45,10 +36,18 @@ def script(tmp_path: Path) -> Path:
 
 def test_what_a_job_imports_is_found(script: Path) -> None:
     modules, names = job_modules(script)
-    folder = script.parent
-    assert modules == {folder / "rules" / "__init__.py", folder / "rules" / "inner.py", folder / "helper.py"}
+    assert modules == {name: script.parent / name for name in ("rules/__init__.py", "rules/inner.py", "helper.py")}
     assert names - {"penstock"} == {"pyyaml"}  # of itself it always packs
-    assert extras_of([script, *modules]) == {"kafka"}
+    assert extras_of([script, *modules.values()]) == {"kafka"}
+
+
+@pytest.mark.parametrize("extra", sorted(pack.EXTRAS))
+def test_every_extra_of_a_task_is_found_by_the_names_of_its_sink_and_source(tmp_path: Path, extra: str) -> None:
+    named = [name for name in penstock.__all__ if name.lower() in (f"{extra}sink", f"{extra}source")]
+    assert named
+    for name in named:
+        (tmp_path / "job.py").write_text(f"from penstock import Job, FileSink, {name}\n")
+        assert extras_of([tmp_path / "job.py"]) == {extra}
 
 
 def test_hidden_files_and_keys_beside_a_job_stay_here(script: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +62,7 @@ def test_hidden_files_and_keys_beside_a_job_stay_here(script: Path, caplog: pyte
         (package / name).write_text(text)
     script.write_text("import kept\n")
     modules, _ = job_modules(script)
-    assert {name for name, _ in job_files(modules, script)} == {f"kept/{name}" for name in texts}
+    assert modules.keys() == {f"kept/{name}" for name in texts}
     assert all(f"kept/{name}" in caplog.text for name in keys)
 
 
@@ -106,9 +105,9 @@ def test_executors_find_penstock_and_the_job_in_the_file(script: Path, tmp_path:
 def test_a_file_that_is_still_true_is_used_again(script: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written = []
 
-    def write(target: Path, manifest: Any, wanted: Any, files: Any) -> None:
+    def write(target: Path, version: str, wanted: Any, files: Any) -> None:
         written.append(target)
-        archive(target, manifest)
+        archive(target, facts_of(version))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(pack, "_write", write)
@@ -126,16 +125,10 @@ def test_packing_needs_a_virtual_environment(monkeypatch: pytest.MonkeyPatch, tm
         pack.build(__version__, tmp_path / "env.pex")
 
 
-def archive(path: Path, manifest: Any) -> Path:
+def archive(path: Path, facts: Any) -> Path:
     with zipfile.ZipFile(path, "w") as opened:
-        opened.writestr(MANIFEST, json.dumps(manifest))
-        opened.writestr("PEX-INFO", json.dumps({"distributions": {}}))
+        opened.writestr("PEX-INFO", json.dumps({"distributions": {}, "build_properties": {PROPERTY: facts}}))
     return path
-
-
-def fitting(**other: Any) -> dict[str, Any]:
-    here = {"format": FORMAT, "penstock": __version__, "platform": pack.this_platform()}
-    return {**here, "python": platform.python_version(), **other}
 
 
 @pytest.mark.parametrize(
@@ -143,33 +136,32 @@ def fitting(**other: Any) -> dict[str, Any]:
     [
         (
             {"platform": "macosx-14.0-arm64"},
-            f"was made for macosx-14.0-arm64, and this machine is {sysconfig.get_platform()}",
+            f"is for platform macosx-14.0-arm64, and the driver has {sysconfig.get_platform()}",
         ),
-        ({"platform": "linux-aarch64-glibc-2.36"}, "was made for linux-aarch64"),
-        ({"python": "3.9.1"}, "is for Python 3.9.1"),
-        ({"penstock": "0.0.9"}, "holds Penstock 0.0.9"),
-        ({"format": FORMAT + 1}, f"is of format {FORMAT + 1}"),
+        ({"python": "3.9"}, "is for python 3.9, and the driver has 3."),
+        ({"penstock": "0.0.9"}, f"is for penstock 0.0.9, and the driver has {__version__}"),
     ],
 )
 def test_an_archive_for_another_place_is_refused_by_name(tmp_path: Path, other: dict[str, Any], named: str) -> None:
-    require_fitting(archive(tmp_path / "given.pex", fitting()), __version__)
+    require_fitting(archive(tmp_path / "given.pex", facts_of(__version__)), __version__)
     with pytest.raises(ArchiveMismatch) as refused:
-        require_fitting(archive(tmp_path / "given.pex", fitting(**other)), __version__)
+        require_fitting(archive(tmp_path / "given.pex", {**facts_of(__version__), **other}), __version__)
     assert named in refused.value.happened
     assert refused.value.safe == "nothing was started."
 
 
 def test_what_is_no_archive_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="There is no archive"):
-        read_manifest(tmp_path / "missing.pex")
+        require_fitting(tmp_path / "missing.pex", __version__)
     (tmp_path / "text.pex").write_text("nothing of that kind")
-    with pytest.raises(ArchiveMismatch, match="cannot be read"):
-        read_manifest(tmp_path / "text.pex")
-    with pytest.raises(ArchiveMismatch, match="not built by penstock pack"):
-        read_manifest(archive(tmp_path / "given.pex", ["a list"]))
-    (tmp_path / "cut.pex").write_bytes(archive(tmp_path / "given.pex", fitting()).read_bytes()[:40])
-    with pytest.raises(ArchiveMismatch):
-        read_manifest(tmp_path / "cut.pex")
+    (tmp_path / "cut.pex").write_bytes(archive(tmp_path / "whole.pex", facts_of(__version__)).read_bytes()[:40])
+    archive(tmp_path / "list.pex", ["a list"])
+    archive(tmp_path / "other.pex", {})
+    with zipfile.ZipFile(tmp_path / "foreign.pex", "w") as opened:
+        opened.writestr("PEX-INFO", json.dumps({"distributions": {}, "build_properties": {"pex_version": "2"}}))
+    for name in ("text", "cut", "list", "other", "foreign"):
+        with pytest.raises(ArchiveMismatch, match="not built by penstock pack"):
+            require_fitting(tmp_path / f"{name}.pex", __version__)
 
 
 def test_spark_is_told_of_it() -> None:

@@ -13,7 +13,7 @@ from scripts import draw_modules
 
 import penstock
 from penstock import errors
-from penstock.config.table import BY_KEY
+from penstock.config.levels import BY_KEY
 from penstock.errors import PenstockError
 from penstock.failpoints import POINTS
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from penstock.deadline import polling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from penstock import Job
 
 ACCOUNTS = 500
-#: The payments, for the generator; `result.Truth` defines them once more, for the judge. Accounts come in no simple
-#: order, and an epoch of a thousand rows has most of them.
+#: The payments, for the generator; `result.true_payments` defines them once more, for the judge. Accounts come in no
+#: simple order, and an epoch of a thousand rows has most of them.
 COLUMNS: Mapping[str, str] = {
     "id": "id",
     "account": f"concat('acc-', lpad(cast(pmod(id * 7919 + id div 97, {ACCOUNTS}) AS string), 4, '0'))",
@@ -54,19 +54,18 @@ def build(folder: Path, rows: int, rate: float) -> Job:
     return job
 
 
-def _end_with_parent() -> None:
-    """Stop cleanly should the demo be killed, so that no job runs on unseen."""
+def run(folder: Path, rows: int, rate: float) -> None:
+    """Run the job; should the demo be killed, end it cleanly, so that no job runs on unseen."""
     parent = os.getppid()
 
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def has_parent() -> bool:
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return os.getppid() == parent
 
-    threading.Thread(target=watch, name="demo-parent", daemon=True).start()
+    with polling("demo-parent", 1.0, has_parent):
+        build(folder, rows, rate).run()
 
 
 if __name__ == "__main__":
-    home = Path(sys.argv[1])
-    _end_with_parent()
-    build(home, int(sys.argv[2]), float(sys.argv[3])).run()
+    run(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -5,35 +5,20 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from threading import Event as Flag
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.dev.demo.job import ACCOUNTS, output_folder
-from penstock.testing.oracle import (
-    AtomicityVerdict,
-    Observation,
-    OrderVerdict,
-    Verdict,
-    compare,
-    epoch_atomicity,
-    per_key_order,
-)
+from penstock.testing.oracle import Observation, compare, epoch_atomicity, per_key_order
 
 if TYPE_CHECKING:
-    from penstock.dev.demo.plan import Recovery
-    from penstock.testing.oracle import Commits
-
-LOOK_SECONDS = 0.2  # between two looks of the concurrent reader: several in every epoch would only slow the job down
+    from penstock.testing.oracle import AtomicityVerdict, Commits, OrderVerdict, Verdict
 
 _EPOCH = re.compile(r"-e(\d+)-")
 #: The two outputs, which are the names of their queries too.
@@ -43,34 +28,14 @@ _SCHEMAS = {
 }
 
 
-class Outputs(Thread):
-    """Parquet in two folders, read as any consumer would, by listing them. The thread looks at them while the job runs
-    and is killed."""
+class Outputs:
+    """Parquet in two folders, read as any consumer would, by listing them."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(name="demo-reader", daemon=True)
-        self._folder, self._end = folder, Flag()
-        self._error: Exception | None = None
-        self.looks: list[Observation] = []
+        self._folder = folder
         self._sizes: dict[Path, int] = {}  # a visible file never changes, so one look into it is enough
-
-    def run(self) -> None:
-        try:
-            while not self._end.wait(LOOK_SECONDS):
-                self.look()
-        except Exception as error:  # raised in `end`: a reader that cannot read is a finding
-            self._error = error
-
-    def cancel(self) -> None:
-        self._end.set()
-        self.join()
-
-    def end(self) -> None:
-        """One last look; raises what went wrong in any of them."""
-        self.cancel()
-        if self._error is not None:
-            raise self._error
-        self.look()
+        self.looks: list[Observation] = []
+        self.error: Exception | None = None
 
     def look(self) -> None:
         for name in _SCHEMAS:
@@ -78,6 +43,14 @@ class Outputs(Thread):
             files = self._list(name)
             took = time.time() - began
             self.looks.append(Observation(began, {name: self._count(files)}, took=took))
+
+    def keep_looking(self) -> bool:
+        """One look beside the job, and whether to look again: a reader that cannot read is a finding, in `error`."""
+        try:
+            self.look()
+        except Exception as error:
+            self.error = error
+        return self.error is None
 
     def sizes(self) -> dict[str, dict[int, int]]:
         """By output, how many rows each epoch put there."""
@@ -103,141 +76,75 @@ class Outputs(Thread):
         return dict(counts)
 
 
-@dataclass(frozen=True, slots=True)
-class TotalsVerdict:
-    """The running totals of each account, as they were written one after the other."""
-
-    rows: int
-    accounts: int  # accounts whose last total is the true one
-    wrong: int  # rows that are not the true total of the first n payments of their account
-    repeated: int  # a second row for the same account and n
-    unfinished: int  # accounts whose last total is not there
-    order: OrderVerdict
-
-    @property
-    def ok(self) -> bool:
-        return not (self.wrong or self.repeated or self.unfinished) and self.order.ok
-
-    def lines(self) -> list[str]:
-        head = f"{self.rows:,} running totals of {ACCOUNTS} accounts"
-        if self.ok:
-            return [f"{head}: each one true, in order, and the last ones complete"]
-        return [
-            f"{head}: {self.wrong:,} wrong, {self.repeated:,} repeated, {self.unfinished:,} accounts incomplete",
-            *(() if self.order.ok else self.order.lines()),
-        ]
+# The truth shares nothing with the generator but the numbers, and uses neither Spark nor `DataGenSource`: a fault of
+# the generator, of the plan or of a sink shows as a difference. All arithmetic is on integers, so both sides are exact.
 
 
-class Truth:
-    """The first `rows` payments, in numpy. It shares nothing with the generator but the numbers, and uses neither Spark
-    nor `DataGenSource`: a fault of the generator, of the plan or of a sink shows as a difference. All arithmetic is on
-    integers, so both sides are exact."""
+def true_payments(rows: int) -> pa.Table:
+    """The first `rows` payments."""
+    ids = np.arange(rows, dtype=np.int64)
+    names = np.array([f"acc-{code:04d}" for code in range(ACCOUNTS)])
+    accounts = names[(ids * 7919 + ids // 97) % ACCOUNTS]
+    return pa.table({"id": ids, "account": pa.array(accounts), "amount": (ids * 48271 + 11) % 10007})
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self._ids = np.arange(rows, dtype=np.int64)
-        self._codes = (self._ids * 7919 + self._ids // 97) % ACCOUNTS
-        self._amounts = (self._ids * 48271 + 11) % 10007
-        self._names = np.array([f"acc-{code:04d}" for code in range(ACCOUNTS)])
 
-    @cached_property
-    def payments(self) -> pa.Table:
-        return pa.table({"id": self._ids, "account": pa.array(self._names[self._codes]), "amount": self._amounts})
+def true_totals(payments: pa.Table, totals: pa.Table) -> pa.Table:
+    """The running totals (account, n, total) that `totals` must hold, each once: those it has, by account and n, and
+    the last one of each account. An account's payments arrive in the order of their ids, whatever the epochs were. So
+    after n of them its total is the sum of its first n payments, and nothing else: a lost or repeated payment makes
+    every later total wrong."""
+    frame = payments.to_pandas()
+    by_account = frame.groupby("account")
+    frame["n"], frame["total"] = by_account.cumcount() + 1, by_account["amount"].cumsum()
+    there = set(zip(totals.column("account").to_pylist(), totals.column("n").to_pylist(), strict=True))
+    shown = np.array([pair in there for pair in zip(frame["account"], frame["n"], strict=True)], dtype=bool)
+    last = by_account["amount"].transform("size") == frame["n"]
+    return pa.Table.from_pandas(frame.loc[last | shown], _SCHEMAS["totals"], preserve_index=False)
 
-    def judge_totals(self, rows: pa.Table) -> TotalsVerdict:
-        """Whether `rows` (account, n, total), in the order each account's rows were written, are true running totals.
-        An account's payments arrive in the order of their ids, whatever the epochs were. So after n of them its total
-        is the sum of its first n payments, and nothing else: a lost or repeated payment makes every later row wrong."""
-        codes = pc.fill_null(pc.index_in(rows.column("account"), value_set=pa.array(self._names)), -1).to_numpy()
-        n = rows.column("n").to_numpy()
-        totals = rows.column("total").to_numpy()
-        sizes = np.bincount(self._codes, minlength=ACCOUNTS)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        by_account = np.argsort(self._codes, kind="stable")
-        running = np.concatenate([[0], np.cumsum(self._amounts[by_account])])
 
-        known = (codes >= 0) & (n >= 1) & (n <= sizes[codes])
-        first, count = starts[np.where(known, codes, 0)], np.where(known, n, 0)
-        true = known & (totals == running[first + count] - running[first])
-        complete = np.unique(codes[true & (n == sizes[codes])])
-        pairs = np.unique(np.stack([codes, n]), axis=1).shape[1] if len(codes) else 0
-        return TotalsVerdict(
-            rows=len(codes),
-            accounts=len(complete),
-            wrong=int((~true).sum()),
-            repeated=len(codes) - pairs,
-            unfinished=int((sizes > 0).sum()) - len(complete),
-            order=per_key_order(codes, n),
-        )
+Verdicts = Mapping[str, "Verdict | OrderVerdict | AtomicityVerdict"]
+
+
+def judge(rows: int, outputs: Outputs, commits: Commits) -> Verdicts:
+    """The verdicts on a run of `rows` payments. `commits` holds the time span of each epoch's commit."""
+    payments, totals = true_payments(rows), outputs.read("totals")
+    return {
+        "payments": compare(payments, outputs.read("payments")),
+        "totals": compare(true_totals(payments, totals), totals),
+        "order": per_key_order(totals.column("account"), totals.column("n")),
+        "readers": epoch_atomicity(outputs.looks, outputs.sizes(), commits),
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
     """The demo's answer. `ok` is False if anything was lost, duplicated or wrong, or could not be found out."""
 
-    rows_in: int
+    rows: int
     seed: int
     killed_after: Sequence[str] = ()
-    recoveries: Sequence[Recovery] = ()
+    recovery_seconds: Sequence[float] = ()
     epochs: int = 0
     seconds: float = 0.0
-    payments: Verdict | None = None
-    totals: TotalsVerdict | None = None
-    atomicity: AtomicityVerdict | None = None
-    error: str = ""
-    log_tail: Sequence[str] = field(default=(), repr=False)
-    folder: str = ""
+    verdicts: Verdicts = field(default_factory=dict)
+    error: str | None = None
+    folder: str | None = None
 
     @property
     def ok(self) -> bool:
-        verdicts = (self.payments, self.totals, self.atomicity)
-        return not self.error and all(verdict is not None and verdict.ok for verdict in verdicts)
+        return self.error is None and bool(self.verdicts) and all(verdict.ok for verdict in self.verdicts.values())
 
     def lines(self) -> list[str]:
-        parts = (("payments", self.payments), ("totals", self.totals), ("readers", self.atomicity))
-        lines = [f"{name}: {line}" for name, verdict in parts if verdict is not None for line in verdict.lines()]
-        seconds = ", ".join(f"{recovery.seconds:.1f}" for recovery in self.recoveries) or "none"
-        kills = len(self.killed_after)
-        lines.append(f"{kills} kills, {len(self.recoveries)} recoveries ({seconds} s), {self.epochs:,} epochs")
+        lines = [f"{name}: {line}" for name, verdict in self.verdicts.items() for line in verdict.lines()]
+        seconds = ", ".join(f"{recovery:.1f}" for recovery in self.recovery_seconds) or "none"
+        kills, recoveries = len(self.killed_after), len(self.recovery_seconds)
+        lines.append(f"{kills} kills, {recoveries} recoveries ({seconds} s), {self.epochs:,} epochs")
         where = f" Everything is kept in {self.folder}." if self.folder else ""
         closing = f"This run is not as it should be (seed {self.seed})."
         if self.ok:
             closing = f"Nothing lost, nothing twice, nothing wrong, in {self.seconds:.0f} s (seed {self.seed})."
-        return [*lines, *([self.error] if self.error else []), closing + where]
+        return [*lines, *filter(None, [self.error]), closing + where]
 
     def to_dict(self) -> dict[str, Any]:
-        payments, totals, atomicity = self.payments, self.totals, self.atomicity
-        return {
-            "ok": self.ok,
-            "rows_in": self.rows_in,
-            "rows_out": payments.found if payments else None,
-            "lost": payments.lost if payments else None,
-            "duplicated": payments.duplicated if payments else None,
-            "unexpected": payments.unexpected if payments else None,
-            "totals_accounts": totals.accounts if totals else None,
-            "totals_wrong": totals.wrong + totals.unfinished if totals else None,
-            "totals_duplicated": totals.repeated if totals else None,
-            "kills": len(self.killed_after),
-            "killed_after": list(self.killed_after),
-            "recoveries": len(self.recoveries),
-            "recovery_seconds": [round(recovery.seconds, 3) for recovery in self.recoveries],
-            "recovery_actions": [list(recovery.actions) for recovery in self.recoveries],
-            "epochs": self.epochs,
-            "seconds": round(self.seconds, 1),
-            "rows_per_second": round(self.rows_in / self.seconds) if self.seconds else 0,
-            "seed": self.seed,
-            "atomicity": atomicity.to_dict() if atomicity else None,
-            "error": self.error or None,
-            "log_tail": list(self.log_tail),
-            "folder": self.folder or None,
-        }
-
-
-def judge(rows: int, outputs: Outputs, commits: Commits) -> tuple[Verdict, TotalsVerdict, AtomicityVerdict]:
-    """The three verdicts on a run of `rows` payments. `commits` holds the time span of each epoch's commit."""
-    truth = Truth(rows)
-    return (
-        compare(truth.payments, outputs.read("payments").select(truth.payments.column_names)),
-        truth.judge_totals(outputs.read("totals")),
-        epoch_atomicity(outputs.looks, outputs.sizes(), commits),
-    )
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "verdicts"}
+        return {"ok": self.ok, **fields, **{name: verdict.to_dict() for name, verdict in self.verdicts.items()}}

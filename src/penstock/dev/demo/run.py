@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import secrets
@@ -20,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
-from penstock.dev.demo.plan import Event, Progress, moments
+from penstock.deadline import polling
 from penstock.dev.demo.result import DemoResult, Outputs, judge
 from penstock.errors import DevelopmentError, PenstockError
 from penstock.processes import end_session
@@ -35,9 +37,13 @@ SECONDS_PER_RUN = 2.5  # of work for each run of the job: enough epochs to be ki
 MOST_ROWS_PER_SECOND = 50_000.0
 SILENCE_SECONDS = 180.0  # without an event: the job hangs. Starting Spark takes a minute on a busy machine
 SHOW_SECONDS = 2.0  # between two lines of progress
+LOOK_SECONDS = 0.2  # between two looks of the concurrent reader: several in every epoch would only slow the job down
 POLL_SECONDS = 0.002  # between two reads of the events: short against the milliseconds that a phase of an epoch lasts
+LOG_LINES = 25  # how many of the log's last lines an error shows
 
 COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")  # followed by folder, rows and rate
+
+Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,19 +61,125 @@ class DemoOptions:
         return max(1.0, min(self.rows / (SECONDS_PER_RUN * (self.kills + 1)), MOST_ROWS_PER_SECOND))
 
 
+#: The steps of an epoch after which a kill may come. "any" is any line, and then some part of a second.
+PHASES = ("opened", "precommitted", "decided", "committed", "any")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Once `rows` are committed, the next event `phase`, and then `delay` seconds."""
+
+    rows: int
+    phase: str
+    delay: float
+
+
+def moments(kills: int, rows: int, chance: random.Random) -> list[Moment]:
+    """One moment for each kill, spread evenly over the run with some play, the phases mixed and all taken in turn."""
+    phases: list[str] = []
+    while len(phases) < kills:
+        phases += chance.sample(PHASES, len(PHASES))
+    plan = []
+    for number, phase in enumerate(phases[:kills]):
+        share = (number + chance.uniform(0.3, 0.9)) / (kills + 0.5)
+        # Right after the line, or while its work goes on: both are moments at which machines die.
+        delay = chance.uniform(0, 0.3) if phase == "any" else chance.choice((0.0, chance.uniform(0, 0.02)))
+        plan.append(Moment(int(rows * share), phase, delay))
+    return plan
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of the run. `take` every event, `note_start` and `note_kill` at their time."""
+
+    rows: int
+    plan: list[Moment]
+    committed: Counter[str] = field(default_factory=Counter)  # rows, by query
+    epochs: set[tuple[str, int]] = field(default_factory=set)
+    spans: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # decided, complete
+    last: dict[str, Event] = field(default_factory=dict)  # the newest event of each query
+    kills: list[str] = field(default_factory=list)  # what the job was doing
+    recoveries: list[float] = field(default_factory=list)  # seconds from a restart to the first commit of new rows
+    runs: int = 0
+    _began: float = 0.0
+    _actions: list[str] = field(default_factory=list)
+    _has_committed: bool = False  # this run has committed an epoch
+
+    def note_start(self, now: float) -> None:
+        self.runs += 1
+        self._began, self._actions, self._has_committed = now, [], False
+        self.last.clear()
+
+    def note_kill(self) -> str:
+        """Note a kill; returns what the job was last seen doing."""
+        newest = max(self.last.values(), key=lambda event: float(event["time"]), default=None)
+        doing = "starting"
+        if newest is not None:
+            doing = f"{newest['query']} epoch {newest.get('epoch', '?')} {newest['event']}"
+        self.kills.append(doing)
+        return doing
+
+    def take(self, event: Event) -> Iterator[str]:
+        """Learn from one event; yields what a person may want to read about it."""
+        name, query = str(event["event"]), str(event.get("query") or "")
+        if query:
+            self.last[query] = event
+        if name == "recovered":
+            self._actions.append(str(event.get("action", "none")))
+        elif name == "decided":
+            self.spans.setdefault(query, {}).setdefault(int(event["epoch"]), (float(event["time"]), math.inf))
+        elif name == "committed":
+            self._commit(query, event)
+            if not event.get("recovery"):
+                yield from self._note_recovery(float(event["time"]))
+        elif name == "stopped" and not event.get("error"):
+            yield from self._note_recovery(float(event["time"]))  # there was nothing left to commit
+        elif name == "failed":
+            yield f"{query or 'job'} failed: {event.get('error', 'no reason given')}"
+
+    def _commit(self, query: str, event: Event) -> None:
+        """A commit is under way from its decision until it is done, by the run that began it or by a later one, which
+        then writes the event again. Where a run died before it wrote its decision, the beginning is not known."""
+        epoch, time = int(event["epoch"]), float(event["time"])
+        began, ended = self.spans.setdefault(query, {}).get(epoch, (-math.inf, math.inf))
+        self.spans[query][epoch] = (began, min(ended, time))
+        if (query, epoch) not in self.epochs:
+            self.epochs.add((query, epoch))
+            self.committed[query] += int(event.get("rows", 0))
+
+    def _note_recovery(self, time: float) -> Iterator[str]:
+        if not self._has_committed and self.kills:
+            self.recoveries.append(time - self._began)
+            actions = ", ".join(self._actions) or "nothing"
+            yield f"recovered in {self.recoveries[-1]:.1f} s, to do was: {actions}"
+        self._has_committed = True
+
+    def line(self) -> str:
+        done, kills = self.committed["payments"], len(self.kills)
+        return f"{done:,} of {self.rows:,} rows, {len(self.epochs):,} epochs, {kills} of {len(self.plan)} kills"
+
+    def kill_after(self, event: Event) -> float | None:
+        """Seconds to wait before a kill, if this event is the moment for the next one. Only while the job has
+        unfinished work, and has decided and committed something since it was started: a job that is killed faster than
+        it can start proves nothing."""
+        if len(self.kills) >= len(self.plan) or not self._has_committed:
+            return None
+        moment, done = self.plan[len(self.kills)], self.committed["payments"]
+        ripe = moment.rows <= done < self.rows
+        return moment.delay if ripe and moment.phase in ("any", event["event"]) else None
+
+
 def run_demo(options: DemoOptions) -> int:
     """Play the demo and show it; 0 if every row came out exactly once and every total is right, otherwise 1. The
     temporary folder is removed afterwards, except with `keep` or if something was wrong."""
-    seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
-    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    view = View(as_json=options.json)
-    view.note(f"Penstock demo: {options.rows:,} rows, {options.kills} kills, seed {seed}")
+    demo = Demo(options, Path(tempfile.mkdtemp(prefix="penstock-demo-")))
     keep = True
     sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and service managers send it
     try:
-        result = _play(options, seed, folder, view)
+        result = demo.play()
         keep = options.keep or not result.ok
-        view.verdict(result)
+        result = replace(result, folder=str(demo.folder) if keep else None)
+        _print(json.dumps(result.to_dict()) if options.json else "\n".join(result.lines()))
         return 0 if result.ok else 1
     except KeyboardInterrupt:
         keep = options.keep
@@ -75,64 +187,12 @@ def run_demo(options: DemoOptions) -> int:
     finally:
         signal.signal(signal.SIGTERM, sigterm)
         if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(demo.folder, ignore_errors=True)
 
 
-class View:
-    """A line for each `note`, and one of progress every few seconds. `as_json` leaves standard output to the result
-    alone; the end of a failed job's log goes to standard error then."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._began = self._drawn = time.monotonic()
-
-    def note(self, text: str) -> None:
-        seconds = int(time.monotonic() - self._began)
-        if not self._as_json:
-            self._print(f"{seconds // 60:02d}:{seconds % 60:02d}  {text}")
-
-    def tick(self, progress: Progress) -> None:
-        """Show the progress now and then; call it as often as you like."""
-        if time.monotonic() - self._drawn >= SHOW_SECONDS:
-            self._drawn = time.monotonic()
-            rows, kills = f"{progress.committed['payments']:,} of {progress.rows:,} rows", len(progress.kills)
-            self.note(f"{rows}, {len(progress.epochs):,} epochs, {kills} of {len(progress.plan)} kills")
-
-    def verdict(self, result: DemoResult) -> None:
-        for line in result.log_tail:
-            self._print(line, sys.stderr if self._as_json else sys.stdout)
-        self._print(json.dumps(result.to_dict()) if self._as_json else "\n".join(result.lines()))
-
-    @staticmethod
-    def _print(text: str, file: TextIO | None = None) -> None:
-        print(text, file=file, flush=True)
-
-
-def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResult:
-    began = time.monotonic()
-    progress = Progress(options.rows, moments(options.kills, options.rows, random.Random(seed)))
-    result = DemoResult(options.rows, seed)
-    outputs, run = Outputs(folder), _Run(options, folder, progress, view)
-    outputs.start()
-    try:
-        run.run_until_done()
-        outputs.end()
-        view.note("the job has ended; checking every row")
-        payments, totals, atomicity = judge(options.rows, outputs, progress.spans)
-        result = replace(result, payments=payments, totals=totals, atomicity=atomicity)
-    except Exception as problem:  # whatever it was, the demo has an answer: not proven
-        error = str(problem) if isinstance(problem, PenstockError) else f"{type(problem).__name__}: {problem}"
-        result = replace(result, error=error, log_tail=run.job.tail() if run.job is not None else [])
-    finally:
-        outputs.cancel()
-    return replace(
-        result,
-        killed_after=progress.kills,
-        recoveries=progress.recoveries,
-        epochs=len(progress.epochs),
-        seconds=time.monotonic() - began,
-        folder=str(folder) if options.keep or not result.ok else "",
-    )
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 class JobProcess:
@@ -185,28 +245,61 @@ class JobProcess:
         end_session(self._process.pid, 0)
         return status == -signal.SIGKILL
 
-    def tail(self, lines: int = 25) -> list[str]:
-        return self.log.read_text(errors="replace").splitlines()[-lines:]
+    def failure(self, happened: str) -> DevelopmentError:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        return DevelopmentError(
+            f"The demo's job {happened} The end of its log:" + "".join(f"\n  {line}" for line in lines),
+            safe="everything it wrote is kept.",
+            to_do="read the logs in the demo's folder.",
+        )
 
 
-class _Run:
-    def __init__(self, options: DemoOptions, folder: Path, progress: Progress, view: View) -> None:
-        self.folder, self.progress, self.view = folder, progress, view
-        self.job: JobProcess | None = None
-        self._arguments = (str(folder), str(options.rows), str(options.rate))
+class Demo:
+    """Starts the job, kills it as planned, and starts it again, until it has processed every row. Prints a line for
+    each `note`, and one of progress every few seconds; with `--json` none."""
+
+    def __init__(self, options: DemoOptions, folder: Path) -> None:
+        self.folder, self._options = folder, options
+        self._seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
+        plan = moments(options.kills, options.rows, random.Random(self._seed))
+        self._progress = Progress(options.rows, plan)
+        self._began = self._shown = time.monotonic()
+
+    def play(self) -> DemoResult:
+        self.note(f"Penstock demo: {self._options.rows:,} rows, {self._options.kills} kills, seed {self._seed}")
+        outputs, progress = Outputs(self.folder), self._progress
+        result = DemoResult(self._options.rows, self._seed)
+        try:
+            with polling("demo-reader", LOOK_SECONDS, outputs.keep_looking):
+                self.run_until_done()
+            if outputs.error is not None:
+                raise outputs.error
+            outputs.look()
+            self.note("the job has ended; checking every row")
+            result = replace(result, verdicts=judge(self._options.rows, outputs, progress.spans))
+        except Exception as problem:  # whatever it was, the demo has an answer: not proven
+            error = str(problem) if isinstance(problem, PenstockError) else f"{type(problem).__name__}: {problem}"
+            result = replace(result, error=error)
+        return replace(
+            result,
+            killed_after=progress.kills,
+            recovery_seconds=[round(seconds, 3) for seconds in progress.recoveries],
+            epochs=len(progress.epochs),
+            seconds=round(time.monotonic() - self._began, 1),
+        )
 
     def run_until_done(self) -> None:
-        """Returns once the job has processed every row; `DevelopmentError` if it fails or hangs."""
-        try:
-            killed = True
-            while killed:
-                self.job = JobProcess(self.folder, self.progress.runs + 1, self._arguments)
-                self.progress.note_start(self.job.began)
-                self.view.note("job started" if self.progress.runs == 1 else "job started again")
-                killed = self._watch(self.job)
-        finally:
-            if self.job is not None:
-                self.job.kill()
+        """`DevelopmentError` if the job fails or hangs."""
+        arguments = (str(self.folder), str(self._options.rows), str(self._options.rate))
+        killed = True
+        while killed:
+            job = JobProcess(self.folder, self._progress.runs + 1, arguments)
+            try:
+                self._progress.note_start(job.began)
+                self.note("job started" if self._progress.runs == 1 else "job started again")
+                killed = self._watch(job)
+            finally:
+                job.kill()
 
     def _watch(self, job: JobProcess) -> bool:
         """Follow one run; True if it was killed, False if it ended by itself."""
@@ -216,16 +309,18 @@ class _Run:
             for event in job.events():
                 heard = time.monotonic()
                 self._take(event)
-                wait = self.progress.kill_after(event)
+                wait = self._progress.kill_after(event)
                 if wait is not None and status is None and self._kill(job, wait):
                     return True
-            self.view.tick(self.progress)
+            if time.monotonic() - self._shown >= SHOW_SECONDS:
+                self._shown = time.monotonic()
+                self.note(self._progress.line())
             if status is not None:
                 if status != 0:
-                    raise _failure(f"The demo's job ended with exit status {status}.")
+                    raise job.failure(f"ended with exit status {status}.")
                 return False
             if time.monotonic() - heard > SILENCE_SECONDS:
-                raise _failure(f"The demo's job has written no event for {SILENCE_SECONDS:.0f} seconds.")
+                raise job.failure(f"has written no event for {SILENCE_SECONDS:.0f} seconds.")
             time.sleep(POLL_SECONDS)
 
     def _kill(self, job: JobProcess, wait: float) -> bool:
@@ -234,17 +329,14 @@ class _Run:
             return False
         for event in job.events():  # the last ones before it died
             self._take(event)
-        self.view.note(f"kill {len(self.progress.kills) + 1}: SIGKILL after {self.progress.note_kill()}")
+        self.note(f"kill {len(self._progress.kills) + 1}: SIGKILL after {self._progress.note_kill()}")
         return True
 
     def _take(self, event: Event) -> None:
-        for line in self.progress.take(event):
-            self.view.note(line)
+        for line in self._progress.take(event):
+            self.note(line)
 
-
-def _failure(happened: str) -> DevelopmentError:
-    return DevelopmentError(
-        f"{happened} The end of its log is above.",
-        safe="everything it wrote is kept.",
-        to_do="read the logs in the demo's folder.",
-    )
+    def note(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        if not self._options.json:
+            _print(f"{minutes:02d}:{seconds:02d}  {text}")

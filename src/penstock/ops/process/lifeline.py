@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from penstock.engine.restarts import ErrorClass, classify, error_chain, has_given_up, jvm_gone, out_of_memory
@@ -53,7 +53,6 @@ class Orders:
 _line: socket.socket | None = None
 _turn: threading.Event | None = None  # of a standby: set when its turn has come
 _orders = Orders()
-_known: int | None = None  # the last turn of the lease that the supervisor knows of
 _lease: dict[str, Any] = {}  # the last report of the lease
 
 
@@ -62,7 +61,7 @@ _lease: dict[str, Any] = {}  # the last report of the lease
 
 def connect() -> None:
     """Take up the line, if a supervisor has started this process; its own children are not supervised."""
-    global _line, _turn, _orders, _known
+    global _line, _turn, _orders
     descriptor = os.environ.pop(VARIABLE, None)
     if descriptor is None:
         return
@@ -70,7 +69,6 @@ def connect() -> None:
     _line.set_inheritable(False)
     lines = _line.makefile("rb")
     _orders = Orders(**json.loads(lines.readline() or b"{}"))
-    _known = _orders.turn
     _turn = threading.Event() if _orders.standby else None
     threading.Thread(target=_watch, args=(lines,), name="penstock-lifeline", daemon=True).start()
 
@@ -90,14 +88,9 @@ def await_turn(seconds: float | None = None) -> bool:
     return _turn is None or _turn.wait(seconds)
 
 
-def known_turn() -> int | None:
-    """The last turn of the job's lease that the supervisor knows of; None where it has just begun."""
-    return _known
-
-
-def expired_lease() -> int | None:
-    """The number of the lease's entry that the supervisor has seen expire, if it has."""
-    return _orders.expired
+def orders() -> Orders:
+    """The supervisor's, with the turn that it gave a standby to go on with; none where there is no supervisor."""
+    return _orders
 
 
 def report_lease(turn: int, host: str, *, here: bool, path: str | None = None) -> None:
@@ -139,11 +132,11 @@ def status_of(error: BaseException) -> int:
 
 
 def _watch(lines: BinaryIO) -> None:
-    global _known
+    global _orders
     try:
         for line in lines:
             if _turn is not None:  # `go` is all that a supervisor sends later
-                _known = json.loads(line).get("turn") or _known
+                _orders = replace(_orders, turn=json.loads(line).get("turn") or _orders.turn)
                 _turn.set()
     except (OSError, ValueError):
         return  # closed in this process, by a program that closes every descriptor that it does not know

@@ -24,9 +24,9 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -361,21 +361,15 @@ class Sweeper:
     process without its driver can decide nothing, and what it has prepared is fenced by the next generation."""
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
-        self._patience = patience
-        self._threads: list[threading.Thread] = []
+        self._patience, self._pool = patience, ThreadPoolExecutor(thread_name_prefix="penstock-sweep")
 
     def begin(self, leader: int) -> None:
         """End the session that `leader`, which is dead, had opened. Returns at once."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        thread = threading.Thread(target=self._sweep, args=(leader,), name=f"penstock-sweep-{leader}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._pool.submit(self._sweep, leader)
 
     def close(self) -> None:
-        """Return when every process is gone."""
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        """Return when every process is gone; nothing is begun any more."""
+        self._pool.shutdown()
 
     def _sweep(self, leader: int) -> None:
         killed = end_session(leader, self._patience)

@@ -19,8 +19,7 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """The supervisor's end of a line whose other end is this process's, once it has connected."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(lifeline, "_line", None)
-    for name in ("_turn", "_known"):
-        monkeypatch.setattr(lifeline, name, None)
+    monkeypatch.setattr(lifeline, "_turn", None)
     monkeypatch.setattr(lifeline, "_orders", Orders())
     monkeypatch.setattr(lifeline, "_lease", {})
     monkeypatch.setenv(lifeline.VARIABLE, str(theirs.detach()))
@@ -56,15 +55,15 @@ def test_a_standby_waits_until_it_is_told(supervisor: socket.socket) -> None:
 
 def test_a_standby_is_told_of_the_lease_with_its_turn(supervisor: socket.socket) -> None:
     connect(supervisor, Orders(standby=True))
-    assert lifeline.known_turn() is None
+    assert lifeline.orders().turn is None
     send(supervisor, {"go": True, "turn": 12})
     assert lifeline.await_turn(30)
-    assert lifeline.known_turn() == 12
+    assert lifeline.orders().turn == 12
 
 
 def test_another_driver_is_told_when_it_is_started(supervisor: socket.socket) -> None:
     connect(supervisor, Orders(turn=12, expired=345))
-    assert (lifeline.known_turn(), lifeline.expired_lease()) == (12, 345)
+    assert (lifeline.orders().turn, lifeline.orders().expired) == (12, 345)
 
 
 def test_who_has_the_lease_is_heard(supervisor: socket.socket) -> None:
