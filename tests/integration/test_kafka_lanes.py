@@ -141,7 +141,7 @@ def test_a_broker_that_does_not_know_its_topics_yet_is_asked_again(lab: Lab, mon
     monkeypatch.setattr(KafkaLanes, "_describe", forgetful)
     assert lanes.prepare({"orders": 1}) == first
     monkeypatch.setattr(KafkaLanes, "_describe", lambda *_: {})
-    monkeypatch.setattr(lanes_module, "_JOINING", 0.5)
+    monkeypatch.setattr("penstock.kafka.connections.JOINING_SECONDS", 0.5)
     with pytest.raises(TopicMissing, match=lab.topic):
         lanes.prepare({"orders": 1})
 

@@ -319,7 +319,7 @@ def test_a_broker_that_does_not_know_the_topic_yet_is_asked_again(
     forgetful = SimpleNamespace(list_topics=lambda timeout: listed.pop(0), list_offsets=admin.list_offsets)
     monkeypatch.setattr(source, "_admin", lambda: forgetful)
     assert source.begin_positions() == expected
-    monkeypatch.setattr("penstock.sources.kafka._JOINING", 0.0)
+    monkeypatch.setattr("penstock.kafka.connections.JOINING_SECONDS", 0.0)
     listed[:] = [SimpleNamespace(topics={})]
     with pytest.raises(TopicMissing):
         source.begin_positions()

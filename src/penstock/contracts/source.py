@@ -128,9 +128,9 @@ class Source(ABC):
             to_do="leave latency out, and the query runs in micro-batches; or read the rows from Kafka.",
         )
 
-    def begin_positions(self) -> Mapping[str, Mapping[int, int]]:
+    def begin_positions(self, known: Collection[str] = ()) -> Mapping[str, Mapping[int, int]]:
         """For a real-time query: where each partition of each topic that exists now begins for a job without a
-        checkpoint."""
+        checkpoint. `known` topics have positions; a broker that has just restarted gets time to find them."""
         raise NotImplementedError
 
     def jars(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -75,7 +75,7 @@ class LaneSet:
     def open(self) -> None:
         """Fence all older owners of every lane and mark where it begins. Raises `MarksLost` where rows may be visible
         of which no mark is left, `Superseded` where a newer run has opened a lane."""
-        self._find_partitions()
+        self._find_partitions({lane.topic for lane in self._known})
         if gone := sorted({lane for lane in self._known if lane not in self._first}):
             raise PositionsLost(
                 f"Query {self._plan.uid!r} has positions in {', '.join(map(str, gone))}, which its sources do not read"
@@ -206,10 +206,10 @@ class LaneSet:
     def close(self) -> None:
         self._client.close()
 
-    def _find_partitions(self) -> None:
+    def _find_partitions(self, known: Collection[str] = ()) -> None:
         for index, uid in enumerate(map(str, self._plan.positions)):
             begun = any(self._place[lane.topic] == index for lane in (*self._known, *self.marks))
-            for topic, numbers in self._plan.sources[uid].begin_positions().items():
+            for topic, numbers in self._plan.sources[uid].begin_positions(known).items():
                 self._place[topic] = index
                 for number, offset in numbers.items():
                     # A partition that is new to a source that has positions begins with its first row.

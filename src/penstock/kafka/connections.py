@@ -12,12 +12,13 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
 from penstock.kafka import errors, settings
 from penstock.kafka.librdkafka import Handle
@@ -27,18 +28,20 @@ from penstock.secrets import is_secret
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-    from penstock.deadline import Deadline
-
 #: A broker answers the requests of one connection in order, so a thousand commits are spread over several.
 _CONNECTIONS = 4
 #: A request without an answer by then is sent again over a new connection.
 REQUEST_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
 REACH_SECONDS = 10.0
+#: A broker that has restarted may not know all of its topics for so long.
+JOINING_SECONDS = 10.0
+_JOINING_PAUSE = 0.2
 _REFUSAL_SECONDS = 2.0
 _IN_FLIGHT = 250
 
 _T = TypeVar("_T")
+_Topics = TypeVar("_Topics", bound=Mapping[str, Any])
 
 
 @functools.cache
@@ -264,3 +267,27 @@ def librdkafka_admin(settings: Mapping[str, str], on_error: Callable[[Any], None
         raise errors.missing_client("confluent-kafka", error) from error
     more: dict[str, Any] = {} if on_error is None else {"error_cb": on_error}
     return AdminClient({"log_level": "2", **settings, **more})
+
+
+def describe_topics(client: AdminClient, names: Collection[str], seconds: float) -> dict[str, Any]:
+    """The description of each of these topics that is there."""
+    from confluent_kafka import KafkaException, TopicCollection
+
+    described = {}
+    asked = client.describe_topics(TopicCollection(sorted(names)), request_timeout=seconds) if names else {}
+    for name, future in asked.items():
+        try:
+            described[name] = future.result()
+        except KafkaException as error:
+            if error.args[0].code() != errors.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+    return described
+
+
+def until_known(names: Collection[str], look: Callable[[], _Topics]) -> _Topics:
+    """The topics that `look` finds. While one of `names` is missing, a broker that has just restarted gets some seconds
+    to learn of it."""
+    deadline = Deadline(JOINING_SECONDS)
+    while not (topics := look()).keys() >= set(names) and not deadline.passed():
+        time.sleep(_JOINING_PAUSE)
+    return topics

@@ -1,20 +1,11 @@
-"""Rows from Kafka topics, through Spark's own connector with settings that suit an epoch of a second.
-
-`GroupPublisher` mirrors the positions of committed epochs to a consumer group, where lag tools see them. They are never
-the truth: Spark's checkpoint decides where a job goes on. So publishing is best effort, beside the epoch, and a broker
-that goes on refusing is mentioned once in the log and asked again later.
-"""
+"""Rows from Kafka topics, through Spark's own connector with settings that suit an epoch of a second."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
-import logging
 import re
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
@@ -30,9 +21,10 @@ from penstock.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from penstock.kafka.connections import Connections, kafka_python, librdkafka_admin
+from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
+from penstock.kafka.consumer_group import AdminSender, GroupPublisher
 from penstock.kafka.errors import AUTHENTICATION, DENIED
-from penstock.kafka.settings import for_java, for_librdkafka, normalise, split_options
+from penstock.kafka.settings import for_java, for_librdkafka, split_options
 from penstock.sources.streams import stream_reader
 
 if TYPE_CHECKING:
@@ -40,8 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.contracts.sink import CheckContext
-
-log = logging.getLogger("penstock")
 
 #: Java's defaults are made for many small polls. An epoch reads a known range as fast as it can: fewer, larger fetches
 #: made a whole pipeline 1.4 times faster, and a short wait at the end of a range halved its latency.
@@ -64,14 +54,6 @@ _NOT_IN_REAL_TIME = (
 
 _COMMITTED = "read_committed"
 _PATIENCE = 10.0  # seconds for an answer that a query waits for
-_JOINING = 5.0  # seconds in which a broker that has restarted may not know its topics yet
-
-PAUSE = 1.0  # seconds between two updates: lag tools look every few seconds, and an epoch must not cost a request
-PATIENCE = 10.0  # seconds a request may take: long enough for a group's coordinator to move; no epoch waits for it
-PATIENT_TRIES = 3  # failures in a row before a warning: a coordinator may move, or be new and still loading
-
-Positions = Mapping[str, Mapping[str, int]]
-Send = Callable[[str, Positions], None]
 
 
 class KafkaSource(Source):
@@ -159,8 +141,10 @@ class KafkaSource(Source):
             )
         return options
 
-    def begin_positions(self) -> dict[str, dict[int, int]]:
-        return begin_offsets(self._admin(), self.servers, self.topics, self.pattern, self._begins)
+    def begin_positions(self, known: Collection[str] = ()) -> dict[str, dict[int, int]]:
+        pattern = self.pattern
+        topics = self.topics if pattern is None else [name for name in known if re.fullmatch(pattern, name)]
+        return begin_offsets(self._admin(), self.servers, topics, pattern, self._begins)
 
     @property
     def _begins(self) -> str:
@@ -282,9 +266,9 @@ def check_topics(
             matched = any(re.fullmatch(pattern, name) for name in listed)
             return () if matched else (Finding(uid, f"no topic matches {pattern} yet"),)
         # Asked by name as well: a topic this user may not see is absent from the list, but not missing.
-        for name, known in _described(client, [name for name in topics if name not in listed], patience).items():
-            if known is None:
-                raise _missing(name, settings["bootstrap.servers"])
+        unlisted = [name for name in topics if name not in listed]
+        if missing := [name for name in unlisted if name not in describe_topics(client, unlisted, patience)]:
+            raise _missing(missing[0], settings["bootstrap.servers"])
     except KafkaException as error:
         client.poll(1.0)  # callbacks run only in here: what the client heard meanwhile may explain its silence
         raise translate_error(error.args[0], heard, settings["bootstrap.servers"]) from error
@@ -299,27 +283,11 @@ def topic_ids(client: AdminClient, servers: str, names: Collection[str], pattern
     try:
         listed = client.list_topics(timeout=_PATIENCE).topics if pattern is not None else {}
         matches = (name for name in listed if re.fullmatch(pattern or "", name))
-        described = _described(client, {*names, *matches}, _PATIENCE)
+        described = describe_topics(client, {*names, *matches}, _PATIENCE)
     except KafkaException as error:
         raise translate_error(error.args[0], (), servers, safe="nothing was decided.") from error
-    ids = {name: str(known.topic_id) for name, known in described.items() if known is not None}
+    ids = {name: str(known.topic_id) for name, known in described.items()}
     return {name: id_ for name, id_ in ids.items() if id_.strip("A")}  # 16 zero bytes: no id
-
-
-def _described(client: AdminClient, names: Collection[str], patience: float) -> dict[str, Any]:
-    """What the brokers know of each of these topics; of one that is not there, None."""
-    from confluent_kafka import KafkaError, KafkaException, TopicCollection
-
-    described = {}
-    asked = client.describe_topics(TopicCollection(sorted(names)), request_timeout=patience) if names else {}
-    for name, future in asked.items():
-        try:
-            described[name] = future.result()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise
-            described[name] = None
-    return described
 
 
 def _missing(name: str, servers: str) -> TopicMissing:
@@ -370,26 +338,21 @@ def end_offsets(client: AdminClient, read: Mapping[str, Mapping[str, Any]], dead
 
 
 def begin_offsets(
-    client: AdminClient, servers: str, topics: Sequence[str], pattern: str | None, starting: str
+    client: AdminClient, servers: str, topics: Collection[str], pattern: str | None, starting: str
 ) -> dict[str, dict[int, int]]:
-    """`starting`, as numbers, for every partition of these topics, or of those that match `pattern`. Positions in JSON
-    may lack partitions: those begin at their earliest row."""
+    """`starting`, as numbers, for every partition of these topics, and of those that match `pattern`; with a pattern,
+    `topics` may be gone. Positions in JSON may lack partitions: those begin at their earliest row."""
     from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
     fixed = json.loads(starting) if starting.lstrip().startswith("{") else {}
     ends: Any = {-1: OffsetSpec.latest(), -2: OffsetSpec.earliest()}  # type: ignore[no-untyped-call]
     usual = -1 if starting == "latest" else -2
-    joining = Deadline(_JOINING)
     try:
-        while True:
-            listed = client.list_topics(timeout=_PATIENCE).topics
-            names = topics if pattern is None else sorted(name for name in listed if re.fullmatch(pattern, name))
-            if not (missing := [name for name in names if name not in listed]):
-                break
-            if joining.passed():
-                raise _missing(missing[0], servers)
-            time.sleep(0.2)
+        listed = until_known(topics, lambda: client.list_topics(timeout=_PATIENCE).topics)
+        names = topics if pattern is None else sorted(name for name in listed if re.fullmatch(pattern, name))
+        if missing := [name for name in names if name not in listed]:
+            raise _missing(missing[0], servers)
         found = {
             TopicPartition(name, number): int(fixed.get(name, {}).get(str(number), usual))
             for name in names
@@ -405,108 +368,3 @@ def begin_offsets(
     for place, offset in sorted(found.items(), key=lambda item: (item[0].topic, item[0].partition)):
         begins[place.topic][place.partition] = offset
     return begins
-
-
-# The consumer group
-
-
-class GroupPublisher:
-    """Sends the newest positions of one group from a thread of its own; older ones that were not sent are dropped."""
-
-    def __init__(self, send: Send, group: str, *, pause: float = PAUSE, end: Callable[[], None] = lambda: None) -> None:
-        """`end`: called when nothing is sent any more."""
-        self._send, self._group, self._pause, self._end = send, group, pause, end
-        self._newest: Positions | None = None
-        self._there = threading.Condition()
-        self._failures, self._closed = 0, False
-        self._thread: threading.Thread | None = None
-
-    def publish(self, positions: Positions) -> None:
-        """Returns at once and never raises."""
-        with self._there:
-            self._newest = positions
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"penstock-group-{self._group}", daemon=True)
-                self._thread.start()
-                atexit.register(self.flush)
-            self._there.notify()
-
-    def flush(self) -> None:
-        """Send what is waiting, in the calling thread; the last epoch of a job that ends is seen that way."""
-        with self._there:
-            positions, self._newest = self._newest, None
-        if positions is None:
-            return
-        try:
-            self._send(self._group, positions)
-            self._failures = 0
-        except Exception as error:
-            self._failures += 1
-            with self._there:
-                self._newest = self._newest or positions  # tried again after the pause, unless newer ones came
-            if self._failures == PATIENT_TRIES:
-                refused = "positions could not be published to consumer group %s, lag tools will not see this job: %s"
-                log.warning(refused, self._group, error)
-
-    def close(self) -> None:
-        """Send what is waiting, unless the broker refuses anyway, and end the thread and its connection."""
-        with self._there:
-            self._closed = True
-            self._there.notify_all()
-        if self._thread is not None:
-            self._thread.join(PATIENCE)
-            atexit.unregister(self.flush)
-        if not self._failures:
-            self.flush()
-        self._end()
-
-    def _run(self) -> None:
-        while not self._closed:
-            with self._there:
-                self._there.wait_for(lambda: self._closed or self._newest is not None)
-            if not self._closed:
-                self.flush()
-            with self._there:
-                self._there.wait_for(lambda: self._closed, self._pause)
-
-
-class AdminSender:
-    """Sends through one kept connection, opened with the first positions and again after a failure. `options` are
-    connection settings in librdkafka's names.
-
-    Through kafka-python, not librdkafka: the latter's request for group offsets ends the whole process by an assertion
-    when the group's coordinator goes away at the wrong moment, and this is the driver.
-    """
-
-    def __init__(self, servers: str, options: Mapping[str, str]) -> None:
-        self._servers, self._options = servers, dict(options)
-        self._connections: list[Connections] = []
-        self._closed = False
-
-    def __call__(self, group: str, positions: Positions) -> None:
-        kafka_python()  # which knows how to import it
-        from kafka.structs import OffsetAndMetadata, TopicPartition
-
-        kept = self._connections
-        connection = kept.pop() if kept else Connections(self._servers, normalise(self._options))
-        offsets = {
-            TopicPartition(topic, int(partition)): OffsetAndMetadata(offset, "", -1)
-            for topic, partitions in positions.items()
-            for partition, offset in partitions.items()
-        }
-        try:
-            answers = connection.ask(lambda admin: admin.alter_group_offsets(group, offsets), Deadline(PATIENCE))
-        except BaseException:
-            connection.close()
-            raise
-        kept.append(connection)
-        if self._closed:  # while this was under way
-            self.close()
-        refused = {where: error for where, error in answers.items() if getattr(error, "errno", 0) != 0}
-        if refused:
-            raise RuntimeError(f"the group's coordinator refused {refused}")
-
-    def close(self) -> None:
-        self._closed = True
-        while self._connections:
-            self._connections.pop().close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,19 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.layout import OFFSETS
+from penstock.checkpoint.spark_log import Barrier
 from penstock.config import Checkpoints
 from penstock.config.state import PARTITIONS
 from penstock.contracts.guarantees import Guarantee, engine_link
+from penstock.contracts.lane_protocol import Owner
+from penstock.contracts.lanes import Lane
+from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
+from penstock.engine.lane_set import LaneSet
 from penstock.engine.real_time import check_real_time
-from penstock.errors import MarksLost, NotRestorable, PenstockError, RealTimeRefused, Superseded
+from penstock.errors import MarksLost, NotRestorable, PenstockError, PositionsLost, RealTimeRefused, Superseded
 from penstock.failpoints import InjectedFault, hooked
+from penstock.sources.kafka import KafkaSource
 from tests.support.memory_sink import MemorySink
 from tests.support.small_lanes import LANE, LaneRunner, LaneSink, MicroRunner, Numbers
 from tests.support.small_runner import TimedSpark, small_runners
@@ -280,3 +287,42 @@ def test_a_parallelism_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: Any = SimpleNamespace(derived_spark={PARTITIONS: SimpleNamespace(side="-D parallelism.default=4")})
     [finding] = check_real_time([plan], Checkpoints(), settings)
     assert finding.message.startswith("-D parallelism.default=4 has no effect")
+
+
+class RestartedBroker:
+    """An admin client of one that knows `early` topics at first, and `late` ones from the second answer on."""
+
+    def __init__(self, early: str, late: str) -> None:
+        self._answers = [early, early + late]
+
+    def list_topics(self, timeout: float) -> Any:
+        names = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return SimpleNamespace(topics={name: SimpleNamespace(partitions=[0]) for name in names})
+
+    def list_offsets(self, places: Any, **_: Any) -> Any:
+        offsets: dict[Any, Future[Any]] = {place: Future() for place in places}
+        for future in offsets.values():
+            future.set_result(SimpleNamespace(offset=0))
+        return offsets
+
+
+def test_a_restarted_broker_gets_time_to_find_the_topics_of_a_pattern(
+    sink: LaneSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("confluent_kafka")
+    source = KafkaSource(pattern="[a-c]", servers="h:1")
+    plan: Any = SimpleNamespace(uid="q", positions=("in",), sources={"in": source}, sinks={"out": sink})
+    read = Barrier("", {}, ({name: {"0": 5} for name in "abc"},))
+
+    def opened(early: str, late: str) -> set[Lane]:
+        broker = RestartedBroker(early, late)
+        monkeypatch.setattr(source, "_admin", lambda: broker)
+        client = sink.open_lanes(SinkScope("job", "out", 1), "q")
+        lanes = LaneSet(plan, client, Owner("q", 1), read, lambda: None)
+        lanes.open()
+        return {*lanes.marks}
+
+    assert opened("a", "bc") == {Lane(name, 0) for name in "abc"}
+    monkeypatch.setattr("penstock.kafka.connections.JOINING_SECONDS", 0.0)
+    with pytest.raises(PositionsLost, match="b-0, c-0"):
+        opened("a", "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 
 import pytest
 
 from penstock.kafka.librdkafka import Endings
-from penstock.sinks.kafka.pool import Key, Pool
+from penstock.sinks.kafka.pool import LIMIT, Key, Pool
 
 
 class FakeProducer:
@@ -215,3 +216,56 @@ def test_a_forked_child_leaves_its_parents_producers_alone(
     assert parents.did == ["abandon"]
     again = prepared(pool)
     assert pool.acquire(KEY, {"committed": {again.transactional_id: 1}}) is again, "its own it keeps"
+
+
+def test_a_process_that_needs_several_opens_them_side_by_side() -> None:
+    FakeProducer.made = []
+    together = threading.Barrier(3)
+
+    def open_together(settings: Mapping[str, str], name: str) -> FakeProducer:
+        if len(FakeProducer.made) > 1:
+            together.wait(30)  # raises unless the third is opened beside two others
+        return FakeProducer(settings, name)
+
+    pool = Pool(open_together)  # type: ignore[arg-type]
+    first, second = prepared(pool), prepared(pool)
+    third = prepared(pool)
+    opened = [first, second, third, *(kept_ahead(pool) for _ in range(2))]
+    assert len({producer.transactional_id for producer in opened}) == len(FakeProducer.made) == 5
+    pool.clear()
+    assert [producer.did for producer in opened] == [["destroy"]] * 5
+
+
+def kept_ahead(pool: Pool) -> FakeProducer:
+    """One that was opened before it was needed."""
+    for thread in pool._opening:
+        thread.join()
+    return prepared(pool)
+
+
+def test_a_few_are_opened_ahead_and_none_for_tasks_that_run_at_once() -> None:
+    FakeProducer.made = []
+    pool = Pool(FakeProducer)  # type: ignore[arg-type]
+    users = [pool.acquire(KEY, {}) for _ in range(40)]
+    assert len(FakeProducer.made) == 40
+    for user in users:
+        user.begin()
+        pool.park(KEY, user)
+    pool.acquire(KEY, {})
+    pool.clear()
+    assert len(FakeProducer.made) == 41 + LIMIT // 8
+
+
+def test_a_producer_that_cannot_be_opened_ahead_is_left_out() -> None:
+    own = threading.current_thread()
+
+    def refusing(settings: Mapping[str, str], name: str) -> FakeProducer:
+        if threading.current_thread() is not own:
+            raise OSError("no connection")
+        return FakeProducer(settings, name)
+
+    pool = Pool(refusing)  # type: ignore[arg-type]
+    for _ in range(5):
+        prepared(pool)
+    pool.clear()
+    assert len(pool) == 0

@@ -20,7 +20,7 @@ class Handle:
     counts: list[int]
 
     def __init__(self, *_: Any) -> None:
-        self.sent = 0
+        self.sent, self.connected = 0, False
 
     def partitions(self, name: str, seconds: float) -> tuple[int, int]:
         return 0, self.counts.pop(0)
@@ -33,6 +33,13 @@ class Handle:
         return count
 
     def poll(self, seconds: float) -> None: ...
+
+    def reach(self, seconds: float) -> int:
+        self.connected = True
+        return 0
+
+    def init_transactions(self, seconds: float) -> None:
+        assert self.connected, "librdkafka would look for a coordinator now, find no broker, and wait half a second"
 
 
 def send(producer: Producer, *partitions: int | None) -> None:
@@ -72,3 +79,7 @@ def test_a_number_below_nothing_is_refused(counts: list[int]) -> None:
     counts[:] = [3]
     with pytest.raises(DataError, match="partition -2"):
         send(Producer(SETTINGS, None), -2)
+
+
+def test_a_producer_connects_before_it_asks_for_its_coordinator(counts: list[int]) -> None:
+    assert Producer(SETTINGS, "job-u-g000001-a").transactional_id == "job-u-g000001-a"

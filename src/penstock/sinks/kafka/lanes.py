@@ -7,7 +7,6 @@ transaction only: a request that the broker answers late finds the next owner's 
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from penstock.contracts.lanes import Lane, LaneClient, Mark, parse_record
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.kafka import errors, settings
-from penstock.kafka.connections import librdkafka_admin
+from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _PATIENCE = 90.0  # for one lane, or for all topics
 _LOOK = 10.0  # for all marks
-_JOINING = 15.0  # in which a broker that has restarted may not know its topics yet
 _SLICE = 2.0  # of a wait that is repeated
 _AT_ONCE = 8
 _BACK = 200  # records behind the end, where the newest mark is looked for first
@@ -67,7 +65,7 @@ class KafkaLanes(LaneClient):
                 f"The marks topic {longest!r} would have a name of {len(longest)} letters, and Kafka takes {_LONGEST}.",
                 to_do="give the job or the query a shorter name, or leave latency out.",
             )
-        deadline, joining = Deadline(_PATIENCE), Deadline(_JOINING)
+        deadline = Deadline(_PATIENCE)
         while True:
             there = self._describe(wanted)
             small = [name for name, (_, count) in wanted.items() if len(_led(there.get(name))) < count]
@@ -76,11 +74,6 @@ class KafkaLanes(LaneClient):
             if deadline.passed():
                 raise errors.unreachable(self._servers, f"topic {small[0]!r} has no leaders", _PATIENCE)
             shape = self._shape() if any(name not in there for name in small) else {}
-            if shape is None:
-                if joining.passed():
-                    raise errors.missing(str(self._topic))
-                time.sleep(_SLICE / 10)
-                continue
             for name in small:
                 if name not in there:
                     self._create(name, wanted[name][1], **shape)
@@ -226,17 +219,12 @@ class KafkaLanes(LaneClient):
         return self._looker
 
     def _describe(self, names: Collection[str]) -> dict[str, Any]:
-        """Of those that there are, the description."""
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka import KafkaException
 
-        there = {}
-        for name, future in self._admin.describe_topics(TopicCollection(list(names))).items():
-            try:
-                there[name] = future.result()
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise self.refused(error, f"looking up topic {name!r}", _PATIENCE) from error
-        return there
+        try:
+            return describe_topics(self._admin, names, _PATIENCE)
+        except KafkaException as error:
+            raise self.refused(error, f"looking up topics {', '.join(names)}", _PATIENCE) from error
 
     def _configs(self, names: Collection[str], key: str) -> dict[str, str]:
         """A setting of each topic whose settings this user may read."""
@@ -250,16 +238,16 @@ class KafkaLanes(LaneClient):
                 found[resource.name] = str(future.result()[key].value)
         return found
 
-    def _shape(self) -> dict[str, Any] | None:
-        """Replication and settings of a marks topic: as safe as the rows. None where there is no target topic."""
-        if self._topic is None:
+    def _shape(self) -> dict[str, Any]:
+        """Replication and settings of a marks topic: as safe as the rows."""
+        if (topic := self._topic) is None:
             return {"replication_factor": -1, "config": _COMPACTED}
-        target = self._describe([self._topic]).get(self._topic)
+        target = until_known([topic], lambda: self._describe([topic])).get(topic)
         if target is None:
-            return None
-        in_sync = self._configs([self._topic], "min.insync.replicas")
+            raise errors.missing(topic)
+        in_sync = self._configs([topic], "min.insync.replicas")
         replicas = min(len(partition.replicas) for partition in target.partitions)
-        more = {"min.insync.replicas": in_sync[self._topic]} if in_sync else {}
+        more = {"min.insync.replicas": in_sync[topic]} if in_sync else {}
         return {"replication_factor": replicas, "config": {**_COMPACTED, **more}}
 
     def _create(self, name: str, count: int, **shape: Any) -> None:

@@ -1,4 +1,4 @@
-"""Producers that a Python worker keeps between epochs: opening one costs 70 to 550 ms, reusing one nothing.
+"""Producers that a Python worker keeps between epochs: opening one takes 80 ms and more, reusing one no time.
 
 After pre_commit a producer is *parked*: its transaction is prepared, and only the driver may end it. It is reused
 once the driver's hints name that very transaction (id and sequence) as ended:
@@ -12,12 +12,16 @@ once the driver's hints name that very transaction (id and sequence) as ended:
 | nothing | stays parked: the transaction may be decided, and aborting it would lose promised rows |
 | nothing, and its run is older than this one | is freed locally, its transaction left to the driver |
 
+Where tasks are more than cores, each leaves a producer parked, and the next task needs a new one. From the third on,
+more are opened beside it. Each has a name of its own, which nothing has used before: there is nothing to fence.
+
 The pool belongs to one process. A forked child drops the inherited producers without touching them.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import uuid
@@ -29,6 +33,8 @@ from penstock.sinks.kafka.producer import Producer
 
 #: Producers a worker keeps; each has a few threads and connections. Beyond it the least recently used is freed.
 LIMIT = 64
+#: One in so many of these is opened beside the one that a task waits for.
+_AHEAD = 8
 
 Factory = Callable[[Mapping[str, str], str], Producer]
 
@@ -61,19 +67,19 @@ class Pool:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._idle: list[_Parked] = []  # least recently used first
+        self._opening: list[threading.Thread] = []
 
     def acquire(self, key: Key, hints: Mapping[str, Any]) -> Producer:
         """A producer with no transaction open: a kept one if the hints free one, else a new one."""
-        while True:
-            parked = self._take(key, hints)
-            if parked is None:
-                return self._factory(dict(key.settings), key.transactional_id())
+        while (parked := self._take(key, hints)) is not None:
             producer = parked.producer
             if parked.sequence is None or (
                 producer.commit() if _ended(parked, hints) == "committed" else producer.abort()
             ):
                 return producer
             producer.destroy()
+        self._open_ahead(key)
+        return self._factory(dict(key.settings), key.transactional_id())
 
     def park(self, key: Key, producer: Producer) -> None:
         """Keep it with its transaction prepared."""
@@ -94,6 +100,8 @@ class Pool:
 
     def clear(self) -> None:
         """Free all, leaving their transactions as they are."""
+        for thread in self._opening:
+            thread.join()
         with self._lock:
             self._after_fork()
             freed, self._idle = self._idle, []
@@ -124,6 +132,21 @@ class Pool:
             parked.producer.destroy()
         return newest
 
+    def _open_ahead(self, key: Key) -> None:
+        """As many as are parked already, with transactions that the driver has not ended."""
+        with self._lock:
+            self._opening = [thread for thread in self._opening if thread.is_alive()]
+            parked = sum(parked.key == key for parked in self._idle)
+            more = min(parked, self._limit // _AHEAD) - len(self._opening) if parked > 1 else 0
+            for _ in range(more):
+                thread = threading.Thread(target=self._open, args=(key,), name="penstock-producers", daemon=True)
+                thread.start()
+                self._opening.append(thread)
+
+    def _open(self, key: Key) -> None:
+        with contextlib.suppress(Exception):  # a task that opens one itself learns why not
+            self.release(key, self._factory(dict(key.settings), key.transactional_id()))
+
     def _keep(self, parked: _Parked) -> None:
         with self._lock:
             self._after_fork()
@@ -138,6 +161,7 @@ class Pool:
             for parked in self._idle:
                 parked.producer.abandon()
             self._idle.clear()
+            self._opening.clear()
             self._pid = os.getpid()
 
 

@@ -271,6 +271,8 @@ class Producer:
 
     def _init(self) -> None:
         started = time.monotonic()
+        # Without a broker that it knows, librdkafka looks for the coordinator again only after half a second.
+        self._handle.reach(_SLICE)
         while True:
             fault = self._handle.init_transactions(_SLICE)
             if fault is None:
