@@ -1,6 +1,6 @@
 """What one run looks like: its queries, the epoch each has in progress, the epochs that ended, and what else happened.
 
-`RunView` is the one listener that folds a job's events into state. Metrics, traces, history and the REST paths read it;
+`RunView` is the one listener that folds a job's events into state. Metrics, history and the REST paths read it;
 the view of a past run is folded from its history. The thread that runs an epoch calls it, so it is bounded and quick.
 
 An epoch has four phases. Read lasts from the barrier until the last source partition was read up to it, prepare until

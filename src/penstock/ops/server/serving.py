@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.ops.process.registry import Entry, Registry, register_driver
-from penstock.ops.server import history, traces
+from penstock.ops.server import history
 from penstock.ops.server.control import Lifecycle, Operations
 from penstock.ops.server.history import HistoryWriter
 from penstock.ops.server.metrics import Metrics
@@ -61,7 +61,6 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     metrics = Metrics(view, registration, lifecycle, insight.positions if insight is not None else None)
     for listener in (view, lifecycle, writer, metrics):  # the view first: the others read it
         events.listen(listener.on_event)
-    end_traces = traces.follow(job.name, registration.entry.id, view)
 
     def run() -> Run:
         """As it is now. Asking the job brings its state up to date."""
@@ -95,7 +94,6 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
         view.close(_STREAMS_SECONDS if server is not None else 0.0)
         if server is not None:
             server.end()
-        end_traces()
         registration.update(address=None, token=None, certificate=None)
         writer.close()
 
