@@ -1,6 +1,6 @@
 """The processes that run a job: a supervisor and its drivers, each from a start file, or this very process.
 
-Imports little at first: a driver starts Java ahead, and loads the rest while that comes up.
+Imports little at first, so that a supervisor is small and a driver soon reaches the program.
 """
 
 from __future__ import annotations
