@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.layout import QUERIES, query_uids
 from penstock.config import Retention
 from penstock.contracts.plan import QueryPlan, reading
 from penstock.deadline import Deadline
@@ -25,7 +26,7 @@ from penstock.engine.restarts import ErrorClass, Restarts, classify
 from penstock.engine.restore_point import RestorePoint
 from penstock.engine.retention import JobFolder, retain_batches
 from penstock.engine.steering import EndRequest, Steering
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TopicMissing
 from penstock.events import Events
 from penstock.storage.open import storage_at, tree_of
 
@@ -43,6 +44,7 @@ log = logging.getLogger("penstock")
 _TICK_SECONDS = 0.5  # how often the job looks around when nothing wakes it
 _CANCEL_SECONDS = 10.0  # for an epoch to fail once its tasks are cancelled; Spark gives a Python worker 2 s of these
 _TASK_SECONDS = 10.0  # for tasks that Spark has given up to be gone, so that nothing is opened after the last look
+_JOINING_SECONDS = 10.0  # for a restarted broker to know its topics
 LATELY_SECONDS = 90.0  # a standby checks again and again; a start notices by itself what has changed since
 
 
@@ -65,12 +67,15 @@ class JobRun:
     runners: list[QueryRunner] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.readiness = Readiness(self.name, self.check)
+        self.readiness = Readiness(self.name, self.check, self._has_run)
         self.restarts = Restarts(self.settings.restart)
 
     @property
     def location(self) -> str:
         return f"{self.checkpoints.storage.rstrip('/')}/{self.name}"
+
+    def _has_run(self) -> bool:
+        return bool(query_uids(storage_at(self.location, self.spark).list(QUERIES)))
 
     def run(self) -> None:
         """Until every query is done, an end is asked for, or the job fails for good: raises what made it fail."""
@@ -123,10 +128,13 @@ class JobRun:
 
 
 class Readiness:
-    """Whether everything that a job needs is there, checked before anything starts."""
+    """Whether everything that a job needs is there, checked before anything starts. `has_run`: whether the job has run
+    before, so that the topics it names were there."""
 
-    def __init__(self, job: str, check: Callable[[], Sequence[Finding]]) -> None:
-        self._job, self._check = job, check
+    def __init__(
+        self, job: str, check: Callable[[], Sequence[Finding]], has_run: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._job, self._check, self._has_run = job, check, has_run
         self._seen: float | None = None  # when all was well
 
     def look(self) -> None:
@@ -138,13 +146,18 @@ class Readiness:
 
     def wait(self, events: Events, restarts: Restarts, stopped: Callable[[], bool], wake: threading.Event) -> bool:
         """Return when everything is there, at once where that was so a moment ago. Where another system is away, retry
-        as the restart strategy says; False if a stop was asked for meanwhile."""
+        as the restart strategy says; False if a stop was asked for meanwhile. A broker that has just restarted reports
+        topics as missing until it has read its log: a job that has run before gives it some seconds."""
+        joining = Deadline(_JOINING_SECONDS)
         while not stopped():
             try:
                 if self._seen is None or time.monotonic() - self._seen > LATELY_SECONDS:
                     self.look()
                 return True
             except PenstockError as error:
+                if isinstance(error, TopicMissing) and not joining.passed() and self._has_run():
+                    wake.wait(_TICK_SECONDS)
+                    continue
                 if (wait := restarts.delay(error)) is None:
                     raise
                 log.warning("job %s cannot start yet and retries in %.1f s: %s", self._job, wait, error)

@@ -56,6 +56,17 @@ def test_what_cannot_be_is_raised() -> None:
         wait(Readiness("job", Systems(SystemUnavailable("away")).check), RestartStrategy.none())
 
 
+def test_a_topic_that_was_there_may_be_missing_while_its_broker_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs no attempt of the restart strategy. A topic that stays away is named."""
+    monkeypatch.setattr(readiness, "_TICK_SECONDS", 0.0)
+    systems = Systems(TopicMissing("not yet"), TopicMissing("not yet"))
+    ready, told = wait(Readiness("job", systems.check, lambda: True), RestartStrategy.none())
+    assert (ready, systems.asked, told) == (True, 3, [])
+    monkeypatch.setattr(readiness, "_JOINING_SECONDS", 0.0)
+    with pytest.raises(TopicMissing):
+        wait(Readiness("job", Systems(TopicMissing("gone")).check, lambda: True))
+
+
 def test_a_stop_ends_the_waiting() -> None:
     systems = Systems()
     assert wait(Readiness("job", systems.check), stopped=True) == (False, [])
