@@ -30,7 +30,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate power-cuts proof bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate power-cuts specification proof bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,8 +110,11 @@ mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, whi
 simulate: $(VENV)/.ready ## Histories of kills, pauses, lost answers and power cuts in simulated time: make simulate HISTORIES=100000; PLANTED=1
 	$(BIN)/python -m tests.support.simulation --histories $(HISTORIES) --from $(SEED) $(if $(PLANTED),--planted) $(call record,simulation)
 
-power-cuts: setup ## Power cuts under a real Spark, all of them (an hour): make power-cuts OF="-k kafka"
+power-cuts: setup ## Power cuts under a real Spark, all of them, which takes hours: make power-cuts OF="-k kafka"
 	$(BIN)/python -m tests.support.power_cuts $(call record,power-cuts) $(OF)
+
+specification: setup ## Check the protocol's specification in TLA+, and that it notices bugs; fetches TLC once: make specification BOUNDS="--epochs 2"
+	$(BIN)/python -m scripts.check_specification $(BOUNDS) $(call record,specification)
 
 proof: $(VENV)/.ready ## Write docs/proof.md from the last results of these runs; first run some: make proof RUN="simulation planted-bugs"
 	$(BIN)/python -m scripts.make_proof $(RUN)

@@ -12,8 +12,19 @@ from penstock.dev.demo import run
 from penstock.dev.demo.result import DemoResult
 from tests.support.proof import recorded
 
-_KEPT = ("rows_in", "rows_out", "lost", "duplicated", "unexpected", "totals_wrong", "totals_duplicated", "kills")
-_KEPT += ("recoveries", "epochs", "error")
+_KEPT = (
+    "rows_in",
+    "rows_out",
+    "lost",
+    "duplicated",
+    "unexpected",
+    "totals_wrong",
+    "totals_duplicated",
+    "kills",
+    "recoveries",
+    "epochs",
+    "error",
+)
 
 
 def main() -> int:

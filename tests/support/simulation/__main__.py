@@ -152,7 +152,8 @@ def planted(most: int, workers: int, only: str, numbers: dict[str, Any]) -> bool
     names = [name for name in BUGS if only in name and (only or name not in {*SPARE, *RARE})]
     kafka_python()
     print(f"{'planted bug':<56} {'histories':>9} {'seconds':>8} {'faults':>6}  found as")
-    missed, bugs = [], {}
+    missed: list[str] = []
+    bugs: dict[str, dict[str, Any]] = {}
     with multiprocessing.get_context("fork").Pool(workers, _settle) as pool:
         for name, histories, seconds, faults, anomaly in pool.imap_unordered(_find, [(name, most) for name in names]):
             if not anomaly:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from scripts import make_proof
+from scripts import check_specification, make_proof
 
 from tests.support import power_cuts, proof
 from tests.support.cluster_chaos import Report as ClusterReport
@@ -64,7 +64,14 @@ def kept(folder: Path, file: str, part: str, **numbers: object) -> None:
 
 def full(folder: Path) -> str:
     """The page where every part has run."""
-    simulated = {"histories": 12345, "a_minute": 9000, "ms_of_a_core": 8.1, "workers": 2, "steps": 9, "starts": 8}
+    simulated: dict[str, object] = {
+        "histories": 12345,
+        "a_minute": 9000,
+        "ms_of_a_core": 8.1,
+        "workers": 2,
+        "steps": 9,
+        "starts": 8,
+    }
     simulated |= {"faults": {"kill": 7}, "reported": {}, "anomalies": 0, "failed_seeds": []}
     kept(folder, "simulation", "histories", **simulated)
     bug = {"found": True, "histories": 41, "core_seconds": 0.7, "faults": 2, "anomaly": "kafka: lost", "of": "protocol"}
@@ -81,6 +88,8 @@ def full(folder: Path) -> str:
     totals = {"totals_wrong": 0, "totals_duplicated": 0, "recoveries": 6, "epochs": 70}
     rows = {"rows_in": 500, "rows_out": 500, "lost": 0, "duplicated": 0, "unexpected": 0, "kills": 6}
     kept(folder, "soak", "the demo", **rows, **totals)
+    broken = {"states": 900, "violated": "NothingLost"}
+    kept(folder, "specification", "Epochs", bounds={"Runs": 3}, states=62456, violated="", bugs={"no claim": broken})
     return make_proof.page(folder)
 
 
@@ -97,9 +106,11 @@ def test_every_result_is_shown_with_the_command_to_repeat_it(tmp_path: Path) -> 
         "| **1 failed** | 1 faults, 600 rows, lost 1, doubled 0 |",
         "900 rows: lost 0, doubled 0, transactions left open 0.",
         "500 rows in, 500 out, 6 kills",
+        "| 62,456 states, 1 of 1 bugs noticed |",
+        "| no claim | 900 | NothingLost |",
     ):
         assert shown in text
-    assert text.count("`make it SEED=5` on 2") == 6, "all but the mutants, of which nothing is drawn"
+    assert text.count("`make it SEED=5` on 2") == 7, "all but the mutants, of which nothing is drawn"
     assert "**The run failed**. `make it" in text
 
 
@@ -107,8 +118,9 @@ def test_a_run_that_died_on_the_way_is_shown_as_failed(tmp_path: Path) -> None:
     parts = {"simulation": "histories", "soak": "the demo", "real-time-chaos": "1 broker", "cluster-chaos": "a cluster"}
     for file, part in parts.items():
         kept(tmp_path, file, part, ok=False, error="OSError: the disk is full")
+    kept(tmp_path, "specification", "Epochs", ok=False, error="OSError: the disk is full")
     kept(tmp_path, "simulation", "planted", ok=False, error="OSError: the disk is full")
-    assert make_proof.page(tmp_path).count("**The run failed**: OSError: the disk is full") == 5
+    assert make_proof.page(tmp_path).count("**The run failed**: OSError: the disk is full") == 6
 
 
 def test_reports_can_be_kept() -> None:
@@ -131,3 +143,10 @@ def test_every_part_is_one_that_make_runs() -> None:
     for command in make_proof.COMMANDS.values():
         assert f"\n{command.split()[1]}:" in made
     assert set(make_proof.COMMANDS) == set(make_proof.PARTS) == set(make_proof.MEASURED)
+
+
+def test_the_specification_knows_its_bugs_and_invariants() -> None:
+    text = (proof.FOLDER / "tla" / "Epochs.tla").read_text()
+    assert set(re.findall(r'Bug (?:=|#) "([^"]*)"', text)) == set(check_specification.BUGS)
+    for invariant in check_specification.INVARIANTS.split():
+        assert f"\n{invariant} == " in text
