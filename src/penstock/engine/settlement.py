@@ -190,8 +190,9 @@ class JobLedgers:
             known = spark is None or version_of(spark).log_known
             for uid in storage.list(""):
                 if storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}"):
-                    of = [folder.at(f"{uid}/{name}") for name in (layout.LEDGER, history, layout.INFLIGHT)]
-                    queries.append(QueryLedger(uid, *of, _state_format(of[1].storage, spark), known))
+                    of, log = folder.at(uid), folder.at(f"{uid}/{history}")
+                    state_format, trees = _state_format(log.storage, spark), (of.at(layout.LEDGER), log)
+                    queries.append(QueryLedger(uid, *trees, of.at(layout.INFLIGHT), state_format, known))
         if not queries:
             raise ConfigurationError(
                 f"There is no ledger in {location}.",
