@@ -87,7 +87,7 @@ class Target(ABC):
     where: str
     """For messages: "Delta table /data/orders"."""
 
-    options: Mapping[str, str]
+    options: dict[str, str]
     """Of the library; their secrets are hidden in messages."""
     errors: tuple[type[Exception], ...]
     """Those of the library."""
@@ -97,9 +97,9 @@ class Target(ABC):
         """Around calls of the library and the storage: their errors become Penstock's, without secrets; others pass."""
         try:
             yield
-        except PenstockError:
-            raise
-        except (*self.errors, OSError) as error:
+        except Exception as error:
+            if isinstance(error, PenstockError) or not isinstance(error, (*self.errors, OSError)):
+                raise
             # The original may show an address with its password.
             raise translated(error, self.where, self.options) from None
 
