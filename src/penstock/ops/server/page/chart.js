@@ -10,8 +10,8 @@ const RIGHT = 10;
 const TOP = 10;
 const BOTTOM = 26;
 
-/** `lines` are [name, values]; `unit` writes a value. */
-export function chart(title, times, lines, unit) {
+/** `lines` are [name, values]; `unit` writes a value; `of`: how many epochs there were, of which a point may be one of many. */
+export function chart(title, times, lines, unit, of = 0) {
   const known = lines.map(([name, values]) => [name, values ?? []]).filter(([, values]) => values.some((value) => value !== null && value !== undefined));
   if (!times?.length || !known.length) {
     return h("figure", { class: "chart", "data-key": title }, h("figcaption", null, title), h("p", { class: "empty" }, "No values yet."));
@@ -35,8 +35,10 @@ export function chart(title, times, lines, unit) {
     known.map(([name, values], at) => s("path", { class: `line line-${at}`, d: path(times, values, x, y), "data-key": name })),
     s("line", { class: "cursor", x1: 0, x2: 0, y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" }),
   );
+  const stretch = Math.round(of / times.length);
+  const thinned = stretch > 1 ? h("p", { class: "hint" }, `Each point is the slowest of about ${stretch} epochs.`) : null;
   const legend = known.length > 1 ? h("ul", { class: "legend" }, known.map(([name], at) => h("li", null, swatch(at), name))) : null;
-  return h("figure", { class: "chart", "data-key": title }, h("figcaption", null, title), legend, drawing, h("p", { class: "reading", "data-own": true, "aria-hidden": "true" }, "\u00a0"));
+  return h("figure", { class: "chart", "data-key": title }, h("figcaption", null, title), thinned, legend, drawing, h("p", { class: "reading", "data-own": true, "aria-hidden": "true" }, "\u00a0"));
 }
 
 function swatch(at) {
@@ -44,7 +46,8 @@ function swatch(at) {
 }
 
 function grid(most, first, last, unit, y) {
-  const rules = [0, 0.5, 1].map((share) => {
+  const shown = [0, 0.5, 1].filter((share) => share !== 0.5 || new Set([0, 0.5, 1].map((each) => unit(most * each))).size === 3);
+  const rules = shown.map((share) => {
     const at = y(most * share);
     return [s("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: at, y2: at }), s("text", { class: "tick", x: LEFT - 6, y: at + 4, "text-anchor": "end" }, unit(most * share))];
   });
@@ -91,5 +94,5 @@ function leave(drawing) {
 function nice(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+  return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
