@@ -117,6 +117,7 @@ def vertices_of(run: Run) -> list[dict[str, Any]]:
     def add(uid: str, id: str, kind: str, name: str, description: str, inputs: Iterable[str]) -> None:
         links = [{"num": number, "id": source} for number, source in enumerate(inputs)]
         about = {"id": id, "query": uid, "operator": kind, "name": description, "description": description}
+        about["operator_strategy"] = ""
         vertices.append({**about, "inputs": links, "status": run.entry.state, "tasks": _tasks(run), **times})
         vertices[-1] |= _numbers(run, uid, kind, name)
 
@@ -178,12 +179,12 @@ def job_config(request: Request) -> dict[str, Any]:
 
 
 def vertex_metrics(request: Request) -> list[dict[str, Any]]:
-    """`busyTimeMsPerSecond` of a query, over its newest epochs; nothing of sources and sinks."""
+    """`busyTimeMsPerSecond` of a query, over its newest epochs. The dashboard needs an entry for each that it names."""
     query: QueryView | None = request.state.run.view.query(request.path_params["vertex"])
     busy = query.busy if query is not None and request.state.run.live else None
-    if busy is None or "busyTimeMsPerSecond" not in request.query_params.get("get", ""):
-        return []
-    return [{"id": "busyTimeMsPerSecond"} | dict.fromkeys(("min", "max", "avg", "sum"), round(busy * 1000))]
+    values = {} if busy is None else dict.fromkeys(("min", "max", "avg", "sum"), round(busy * 1000))
+    names = request.query_params.get("get", "").split(",")
+    return [{"id": name, **(values if name == "busyTimeMsPerSecond" else {})} for name in names if name]
 
 
 def exceptions(request: Request) -> dict[str, Any]:
