@@ -149,6 +149,33 @@ def test_numbers_on_the_dataflow_and_what_a_node_opens_to(visit: Visit) -> None:
     expect(page.locator(".card", has_text="Where an epoch waits")).to_contain_text("Longest for the tasks")
 
 
+def test_charts_are_chosen_and_zoomed(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open(visitor.living)
+    charts = page.locator(".chart figcaption")
+    expect(charts).to_have_count(4)
+    page.locator(".picker summary").click()
+    page.get_by_label("Rows per second").check()
+    page.get_by_label("Size").uncheck()
+    expect(charts.last).to_have_text("Rows per second")
+    expect(charts).to_have_count(4)
+    drawing = page.locator(".chart > svg").first
+    expect(drawing).to_have_attribute("aria-label", re.compile("^Duration of epochs, "))
+    whole = drawing.get_attribute("aria-label")
+    drawing.scroll_into_view_if_needed()
+    box = drawing.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60)
+    page.mouse.up()
+    expect(drawing).not_to_have_attribute("aria-label", whole or "")
+    visitor.button("Show the whole run").click()
+    expect(drawing).to_have_attribute("aria-label", whole or "")
+    page.locator(".picker select").select_option("300000")
+    expect(drawing).not_to_have_attribute("aria-label", whole or "")
+
+
 def test_a_chosen_query_is_a_filter_that_every_tab_obeys_and_names(visit: Visit) -> None:
     shop = two_queries(now_ms())
     visitor = visit(more=(shop,))

@@ -9,12 +9,13 @@ import logging
 import socket
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import ControlError, PreCommitFailed, TopicMissing
-from penstock.ops.process.registry import Entry, Registry, State, expect_run, history_folder
+from penstock.ops.process.registry import Registry, State, SupervisorEntry, expect_run, history_folder
 from penstock.ops.server import serving as served_by
 from penstock.ops.server.client import Client, NoAnswer
 from penstock.ops.server.control import Lifecycle
@@ -481,15 +482,14 @@ def test_a_history_that_is_garbage_stops_no_job(monkeypatch: pytest.MonkeyPatch)
         assert job.ask("GET", f"/penstock/v1/runs/{run}/epochs")[1]["epochs"] == []
 
 
-def test_a_killed_driver_is_an_exception_of_the_run_once(registry: Registry) -> None:
+def test_a_killed_driver_is_an_exception_of_the_run_once(registry: Registry, tmp_path: Path) -> None:
     """The next driver finds what the supervisor has recorded, and keeps it in the history."""
-    error = {"error": "ControlError", "happened": "The driver was killed by SIGKILL.", "safe": "all is safe."}
-    entry = Entry("a" * 32, "payments", State.RESTARTING, start=1, pid=1, error=error)
-    registry.put(entry)
-    written = registry.read_entry(entry.id)
+    supervisor = SupervisorEntry(tmp_path / "payments.py")
+    supervisor({"event": "supervisor", "action": "restarting", "reason": "was killed by SIGKILL"})
+    written = registry.read_entry(supervisor.id)
     assert written is not None
     for _ in range(2):  # another start of the run, without another death
-        expect_run(entry.id)
+        expect_run(supervisor.id)
         with served() as job:
             exceptions = job.ask("GET", f"/penstock/v1/runs/{job.id}/exceptions")[1]["exceptions"]
             restarts = job.ask("GET", f"/penstock/v1/runs/{job.id}/restarts")[1]["restarts"]

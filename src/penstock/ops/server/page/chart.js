@@ -10,8 +10,9 @@ const RIGHT = 10;
 const TOP = 10;
 const BOTTOM = 26;
 
-/** `lines` are [name, values]; `unit` writes a value; `of`: how many epochs there were, of which a point may be one of many. */
-export function chart(title, times, lines, unit, of = 0) {
+/** `lines` are [name, values]; `unit` writes a value; `of`: how many epochs there were, of which a point may be one of many;
+ * `zoom`: called with two times that a person has drawn a range between. */
+export function chart(title, times, lines, unit, { of = 0, zoom = null } = {}) {
   const known = lines.map(([name, values]) => [name, values ?? []]).filter(([, values]) => values.some((value) => value !== null && value !== undefined));
   if (!times?.length || !known.length) {
     return h("figure", { class: "chart", "data-key": title }, h("figcaption", null, title), h("p", { class: "empty" }, "No values yet."));
@@ -30,6 +31,8 @@ export function chart(title, times, lines, unit, of = 0) {
       "aria-label": `${title}, ${moment(first)} to ${moment(last)}. ${names}`,
       onpointermove: (event) => point(event, times, known, unit, x),
       onpointerleave: (event) => leave(event.currentTarget),
+      onpointerdown: (event) => (event.currentTarget.dataset.from = timeAt(event, first, last)),
+      onpointerup: (event) => drawn(event, first, last, zoom),
     },
     grid(most, first, last, unit, y),
     known.map(([name, values], at) => s("path", { class: `line line-${at}`, d: path(times, values, x, y), "data-key": name })),
@@ -84,6 +87,18 @@ function point(event, times, lines, unit, x) {
   cursor.setAttribute("visibility", "visible");
   const values = lines.map(([name, series]) => `${name} ${unit(series[nearest])}`).join(" · ");
   drawing.parentNode.querySelector(".reading").textContent = `${moment(times[nearest])} · ${values}`;
+}
+
+function timeAt(event, first, last) {
+  const box = event.currentTarget.getBoundingClientRect();
+  const share = (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT);
+  return first + Math.min(1, Math.max(0, share)) * (last - first);
+}
+
+function drawn(event, first, last, zoom) {
+  const [from, to] = [Number(event.currentTarget.dataset.from), timeAt(event, first, last)].toSorted((a, b) => a - b);
+  delete event.currentTarget.dataset.from;
+  if (zoom && to - from > (last - first) / 50) zoom(from, to); // less was a click
 }
 
 function leave(drawing) {

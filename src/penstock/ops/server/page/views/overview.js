@@ -5,8 +5,8 @@ import { chart } from "../chart.js";
 import { dataflow, isWeaker } from "../dataflow.js";
 import { h } from "../dom.js";
 import { bytes, count, millis, percent, plain, rate, seconds, short, UNKNOWN, words } from "../format.js";
-import { drawEach, loadEach, scopeNote, titled, within } from "../scope.js";
-import { badge, button, card, clockOrDay, meter, PHASES, phaseBar, phaseLegend, since, table, time } from "../widgets.js";
+import { drawEach, loadEach, scopeNote, titled, within as ofScope } from "../scope.js";
+import { badge, button, card, clockOrDay, field, meter, PHASES, phaseBar, phaseLegend, select, since, table, time } from "../widgets.js";
 
 const PARTITIONS = 50;
 const EVENTS = 8;
@@ -161,21 +161,57 @@ function drawPartitions(context, query, read) {
   ];
 }
 
+/** name: title, lines, unit, whether it is shown from the start */
+const METRICS = {
+  duration: ["Duration of epochs", (values) => [["whole", values.total_ms], ["commit", values.commit_ms]], millis, true],
+  visible: ["From the decision to visible", (values) => [["commit", values.commit_ms]], millis, true],
+  rows: ["Rows of epochs", (values) => [["rows", values.rows]], short, true],
+  size: ["Size", (values) => [["state", values.state_bytes], ["in-flight log", values.inflight_bytes]], bytes, true],
+  rate: ["Rows per second", (values) => [["rows", values.rows.map((rows, at) => (at ? (1000 * rows) / Math.max(1, values.time[at] - values.time[at - 1]) : null))]], rate, false],
+  between: ["Time between epochs", (values) => [["time", values.time.map((ms, at) => (at ? ms - values.time[at - 1] : null))]], millis, false],
+  share: ["Share of the commit", (values) => [["commit", values.commit_ms.map((ms, at) => (values.total_ms[at] && ms !== null ? ms / values.total_ms[at] : null))]], percent, false],
+};
+const SPANS = [["", "The whole run"], ["3600000", "The last hour"], ["900000", "The last 15 minutes"], ["300000", "The last 5 minutes"]];
+
 function drawCharts(context, query, values) {
   if (!values) return null;
-  const draw = (title, lines, unit) => chart(titled(title, context, query.uid), values.time, lines, unit, (query.complete ?? 0) + (query.failed ?? 0));
+  const memory = (context.memory[`charts ${query.uid}`] ??= { shown: new Set(Object.keys(METRICS).filter((name) => METRICS[name][3])) });
+  const zoom = (from, to) => {
+    memory.zoom = from === null ? null : [from, to];
+    context.draw();
+  };
+  const [from, to] = memory.zoom ?? [memory.span ? (values.time.at(-1) ?? 0) - memory.span : -Infinity, Infinity];
+  const within = (list) => list.filter((_, at) => values.time[at] >= from && values.time[at] <= to);
+  const times = within(values.time);
+  const of = times.length === values.time.length ? (query.complete ?? 0) + (query.failed ?? 0) : 0;
+  const draw = ([title, lines, unit]) => chart(titled(title, context, query.uid), times, lines(values).map(([name, list]) => [name, within(list)]), unit, { of, zoom });
+  return [
+    drawPicker(context, query, memory, zoom),
+    h("section", { class: "charts", "aria-label": titled("Charts", context, query.uid), "data-key": "charts" }, Object.keys(METRICS).filter((name) => memory.shown.has(name)).map((name) => draw(METRICS[name]))),
+  ];
+}
+
+function drawPicker(context, query, memory, zoom) {
+  const pick = (name) => (event) => {
+    if (event.target.checked) memory.shown.add(name);
+    else memory.shown.delete(name);
+    context.draw();
+  };
+  const span = (event) => {
+    memory.span = Number(event.target.value) || null;
+    zoom(null);
+  };
   return h(
-    "section",
-    { class: "charts", "aria-label": titled("Charts", context, query.uid), "data-key": "charts" },
-    draw("Duration of epochs", [["whole", values.total_ms], ["commit", values.commit_ms]], millis),
-    draw("From the decision to visible", [["commit", values.commit_ms]], millis),
-    draw("Rows of epochs", [["rows", values.rows]], short),
-    draw("Size", [["state", values.state_bytes], ["in-flight log", values.inflight_bytes]], bytes),
+    "details",
+    { class: "picker", "data-key": "picker" },
+    h("summary", null, titled("Choose charts", context, query.uid), memory.zoom ? " (a range is shown)" : ""),
+    h("div", { class: "row" }, Object.entries(METRICS).map(([name, [title]]) => h("label", { class: "pick" }, h("input", { type: "checkbox", checked: memory.shown.has(name), onchange: pick(name) }), title))),
+    h("div", { class: "row" }, field("Time", select(SPANS, String(memory.span ?? ""), span), "or draw a range in a chart"), memory.zoom ? button("Show the whole run", () => zoom(null)) : null),
   );
 }
 
 function drawEvents(context) {
-  const events = within(context.events, context);
+  const events = ofScope(context.events, context);
   if (!events.length) return null;
   const rest = ({ event, id, time: at, query, ...more }) => Object.entries(more).filter(([, value]) => value !== null && typeof value !== "object").slice(0, 5).map(([name, value]) => `${words(name)} ${value}`).join(", ");
   return h(
