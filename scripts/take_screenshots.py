@@ -30,7 +30,7 @@ PICTURES = {
     "page-checkpoints-light": ("payments", "checkpoints/history", "light", WIDE),
     "page-transactions-dark": ("totals", "transactions", "dark", WIDE),
     "page-phone": ("payments", "overview", "light", PHONE),
-    "page-two-queries-light": ("shop", "checkpoints/overview", "light", WIDE),
+    "page-two-queries-light": ("shop", "checkpoints/summary", "light", WIDE),
     "page-crashed-light": ("fraud", "exceptions", "light", WIDE),
 }
 

@@ -42,6 +42,14 @@ PLAN = {
 }
 
 
+STILL = """() => {
+    const {x, y, width} = document.querySelector("[flink-node]").getBoundingClientRect();
+    const [before, now] = [window.graphWas, `${x} ${y} ${width}`];
+    window.graphWas = now;
+    return before === now;
+}"""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quickly() -> None:
     """Nothing is made ready for Spark, which is not started here."""
@@ -109,6 +117,7 @@ def test_flinks_dashboard_shows_a_job(dashboard: Page, job: Served) -> None:
     sink = overview.locator("flink-job-overview-list tbody tr", has_text="Kafka topic totals")
     expect(sink).to_contain_text("120")  # rows of twelve epochs
 
+    page.wait_for_function(STILL, polling=500)  # it fails to draw a graph that is left while it moves
     open_tab(page, "Checkpoints")
     parts = page.locator("flink-job-checkpoints")
     expect(parts).to_contain_text(re.compile(r"Completed:\s*13"))
@@ -116,7 +125,7 @@ def test_flinks_dashboard_shows_a_job(dashboard: Page, job: Served) -> None:
     expect(parts).to_contain_text("the row {'iban': 'DE02'} was refused")
     expect(parts).to_contain_text("s3a://bucket/savepoint-1")
     open_part(page, "History")
-    expect(parts.locator("tbody tr", has_text="FAILED").first).to_contain_text("0/2")
+    expect(parts.locator("tr:has(flink-checkpoint-badge)", has_text="FAILED")).to_contain_text("0/2")
     open_part(page, "Summary")
     expect(parts).to_contain_text("500ms")
     open_part(page, "Configuration")

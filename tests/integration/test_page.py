@@ -155,8 +155,8 @@ def test_charts_are_chosen_and_zoomed(visit: Visit) -> None:
     charts = page.locator(".chart figcaption")
     expect(charts).to_have_count(4)
     page.locator(".picker summary").click()
-    page.get_by_label("Rows per second").check()
-    page.get_by_label("Size").uncheck()
+    page.get_by_role("checkbox", name="Rows per second").check()
+    page.get_by_role("checkbox", name="Size").uncheck()
     expect(charts.last).to_have_text("Rows per second")
     expect(charts).to_have_count(4)
     drawing = page.locator(".chart > svg").first

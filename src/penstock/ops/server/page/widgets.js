@@ -55,7 +55,7 @@ export function facts(pairs, label) {
 }
 
 /** A long text in two lines, the whole of it once it is opened. */
-export function clamp(text, most = 160) {
+export function clamp(text, most = 70) {
   const whole = String(text ?? "");
   if (whole.length <= most && !whole.includes("\n")) return whole;
   return h("details", { class: "clamp" }, h("summary", null, whole));
