@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Log", "Configuration")
 PARTS = ("Overview", "History", "Summary", "Configuration")
-PHONE = 390
+PHONE = 320
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -606,7 +606,8 @@ def test_dark_and_the_switch(visit: Visit) -> None:
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_aside(visit: Visit) -> None:
-    visitor = visit(viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True)
+    size = {"width": PHONE, "height": 844}
+    visitor = visit(viewport=size, has_touch=True, is_mobile=True, more=(crashed(now_ms()),))
     page = visitor.open()
     assert fits(page)
     visitor.open(visitor.living)
@@ -614,9 +615,17 @@ def test_a_phone_shows_all_of_it_without_scrolling_aside(visit: Visit) -> None:
         visitor.tab(name)
         expect(page.locator("#tab-panel .empty", has_text="Reading")).to_have_count(0)
         assert fits(page), name
+        chosen = page.locator(".tabs.tab [aria-selected=true]").bounding_box()
+        assert chosen is not None
+        assert 0 <= chosen["x"] <= PHONE - 40, f"{name} is in view"
     visitor.tab("Overview")
-    expect(page.locator(".chart").first).to_be_visible()
+    tick = page.locator(".chart .tick").first.bounding_box()
+    assert tick is not None
+    assert tick["height"] > 9, "letters do not shrink with the chart"
     assert len(page.screenshot(full_page=True)) > 20_000
+    visitor.open(visitor.more[0])
+    expect(visitor.button("Recover: start again from its checkpoint")).to_be_visible()
+    assert fits(page)
 
 
 def luminance(page: Page) -> float:

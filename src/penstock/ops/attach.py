@@ -97,7 +97,7 @@ class JobInsight:
     def threads(self) -> list[dict[str, str]]:
         threads = SparkStatus.of(self._run.spark).threads()
         about = [(f"{thread['threadName']} ({thread['threadState']})", thread["stackTrace"]) for thread in threads]
-        return [{"name": name, "stack": "\n".join(stack["elems"])} for name, stack in about]
+        return [{"name": name, "stack": "".join(stack["elems"])} for name, stack in about]
 
 
 def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import { h, s } from "./dom.js";
 import { clock, day, moment } from "./format.js";
 
-const WIDTH = 520;
+let WIDTH = 520; // narrower on a phone, where its letters would shrink with it
 const HEIGHT = 190;
 const LEFT = 62;
 const RIGHT = 10;
@@ -17,6 +17,7 @@ export function chart(title, times, lines, unit, { of = 0, zoom = null } = {}) {
   if (!times?.length || !known.length) {
     return h("figure", { class: "chart", "data-key": title }, h("figcaption", null, title), h("p", { class: "empty" }, "No values yet."));
   }
+  WIDTH = window.innerWidth < 640 ? Math.max(240, window.innerWidth - 60) : 520;
   const first = times[0];
   const last = times.at(-1);
   const most = nice(Math.max(...known.map(([, values]) => values.reduce((top, value) => Math.max(top, value ?? 0), 0))));

@@ -48,8 +48,8 @@ const NAMES = {
 };
 
 /** `recent`: its newest epochs; `read`: rows per second; `busy`: a share; `memory` keeps which node is open. */
-export function dataflow(query, { weakest, recent = [], read = null, busy = null, memory = {}, redraw = () => null }) {
-  const columns = columnsOf(query, weakest, { recent, read, busy });
+export function dataflow(query, { weakest, live = true, recent = [], read = null, busy = null, memory = {}, redraw = () => null }) {
+  const columns = columnsOf(query, weakest, { live, recent, read, busy });
   if (!columns.length) return h("p", { class: "empty" }, "The plan of this query is not known.");
   const down = window.innerWidth < 640;
   const deepest = Math.max(...columns.map((column) => column.length));
@@ -82,7 +82,7 @@ export function isWeaker(query, link) {
   return here && links.some(([, one]) => ORDER.indexOf(one.guarantee) > ORDER.indexOf(link.guarantee));
 }
 
-function columnsOf(query, weakest, { recent, read, busy }) {
+function columnsOf(query, weakest, { live, recent, read, busy }) {
   const weaker = Boolean(weakest) && isWeaker(query, weakest);
   const link = (kind, item, numbers) => ({
     kind,
@@ -96,7 +96,7 @@ function columnsOf(query, weakest, { recent, read, busy }) {
     why: weaker && weakest.kind === kind && weakest.uid === item.uid ? weakest.why : null,
   });
   const sources = (query.sources ?? []).map((source) => link("source", source, sourceNumbers(source, (query.sources ?? []).length === 1 ? read : null)));
-  const sinks = (query.sinks ?? []).map((sink) => ({ ...link("sink", sink, sinkNumbers(sink, recent)), recent }));
+  const sinks = (query.sinks ?? []).map((sink) => ({ ...link("sink", sink, live ? sinkNumbers(sink, recent) : ""), recent }));
   const columns = [sources, ...steps(query.operators ?? [], { recent, busy }).map((step) => [step]), sinks];
   for (const node of columns.flat()) {
     node.spoken = `${node.kind} ${node.name}${node.numbers ? `, ${node.numbers}` : ""}${node.guarantee ? `, ${node.guarantee}` : ""}${node.weak ? ", the weakest link" : ""}`;

@@ -50,7 +50,7 @@ function drawQuery(context, query, { values, recent }) {
   const read = rowsRead(context.memory, query);
   const work = context.run.live ? workOf(recent) : null;
   return [
-    dataflow(query, { weakest: context.detail.weakest, recent, read, busy: work?.busy ?? null, memory: (context.memory[`nodes ${query.uid}`] ??= {}), redraw: context.draw }),
+    dataflow(query, { weakest: context.detail.weakest, live: context.run.live, recent, read, busy: work?.busy ?? null, memory: (context.memory[`nodes ${query.uid}`] ??= {}), redraw: context.draw }),
     h(
       "div",
       { class: "tiles", role: "group", "aria-label": titled("Numbers", context, query.uid) },
