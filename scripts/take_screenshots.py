@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.browser import browsing
-from tests.support.page_data import Run, typical_runs
+from tests.support.page_data import Run, crashed, two_queries, typical_runs
 from tests.support.page_server import PageWorld, serving
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ PICTURES = {
     "page-checkpoints-light": ("payments", "checkpoints/history", "light", WIDE),
     "page-transactions-dark": ("totals", "transactions", "dark", WIDE),
     "page-phone": ("payments", "overview", "light", PHONE),
+    "page-two-queries-light": ("shop", "checkpoints/summary", "light", WIDE),
+    "page-crashed-light": ("fraud", "exceptions", "light", WIDE),
 }
 
 
@@ -37,7 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "assets")
     given = parser.parse_args()
-    world = PageWorld([run for run in typical_runs(NOON) if not run.name.startswith("<")], clock=lambda: NOON)
+    runs = [run for run in (*typical_runs(NOON), two_queries(NOON), crashed(NOON)) if not run.name.startswith("<")]
+    world = PageWorld(runs, clock=lambda: NOON)
     with serving(world) as address, browsing() as browser:
         for name, (job, part, colours, size) in PICTURES.items():
             run = next(run for run in world.runs.values() if run.name == job)

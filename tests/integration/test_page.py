@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.browser import Watch, serious_findings
-from tests.support.page_data import ERROR, MARKUP, Run, typical_runs
+from tests.support.page_data import ERROR, MARKUP, Run, crashed, two_queries, typical_runs
 from tests.support.page_server import PageWorld, now_ms, serving
 from tests.support.waiting import until
 
@@ -20,9 +20,9 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Configuration")
+TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Log", "Configuration")
 PARTS = ("Overview", "History", "Summary", "Configuration")
-PHONE = 390
+PHONE = 320
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,7 +36,7 @@ class Visitor:
     def __init__(self, page: Page, world: PageWorld, address: str) -> None:
         self.page, self.world, self.address = page, world, address
         self.watch = Watch(page)
-        self.living, self.past, self.failed, self.odd = list(world.runs.values())
+        self.living, self.past, self.failed, self.odd, *self.more = list(world.runs.values())
 
     def open(self, run: Run | None = None, tab: str = "overview") -> Page:
         self.page.goto(self.address + (f"#/runs/{run.id}/{tab}" if run else ""))
@@ -71,8 +71,10 @@ def visit(browser: Browser) -> Iterator[Visit]:
     contexts = []
     servers = []
 
-    def begin(*, epochs: int = 120, locked: bool = False, quiet: bool = True, **options: Any) -> Visitor:
-        world = PageWorld(typical_runs(now_ms(), epochs), locked=locked)
+    def begin(
+        *, epochs: int = 120, locked: bool = False, quiet: bool = True, more: tuple[Run, ...] = (), **options: Any
+    ) -> Visitor:
+        world = PageWorld([*typical_runs(now_ms(), epochs), *more], locked=locked)
         server = serving(world)
         servers.append(server)
         address = server.__enter__()
@@ -123,6 +125,171 @@ def test_the_overview_draws_the_dataflow_and_marks_the_weakest_link(visit: Visit
         "aria-label", re.compile("source rates, at-least-once, the weakest")
     )
     expect(page.get_by_role("alert")).to_contain_text(ERROR["to_do"])  # the run's error, in its three sentences
+
+
+def test_numbers_on_the_dataflow_and_what_a_node_opens_to(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open(visitor.living)
+    source, join = page.locator(".node").nth(0), page.locator(".node", has_text="select, filter")
+    expect(source.locator(".node-numbers")).to_contain_text("lag 2,362")
+    expect(join.locator(".node-name")).to_have_text(["select, filter,", "left outer join"])
+    expect(join.locator(".node-numbers")).to_contain_text(re.compile(r"busy \d+ %"))
+    expect(page.locator(".node-sink .node-numbers").first).to_contain_text("4 writers")
+    expect(page.locator(".weak-mark")).to_have_count(0)  # all links give the same
+    join.click()
+    expect(page.locator("[data-key=node-detail]")).to_contain_text("Project → Project → Filter → Join LeftOuter")
+    source.focus()
+    page.keyboard.press("Enter")
+    detail = page.locator("[data-key=node-detail]")
+    expect(detail).to_contain_text("Partitions of payments")
+    expect(source).to_have_attribute("aria-expanded", "true")
+    expect(source).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(detail).to_be_empty()
+    expect(page.locator(".card", has_text="Where an epoch waits")).to_contain_text("Longest for the tasks")
+
+
+def test_charts_are_chosen_and_zoomed(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open(visitor.living)
+    charts = page.locator(".chart figcaption")
+    expect(charts).to_have_count(4)
+    page.locator(".picker summary").click()
+    page.get_by_role("checkbox", name="Rows per second").check()
+    page.get_by_role("checkbox", name="Size").uncheck()
+    expect(charts.last).to_have_text("Rows per second")
+    expect(charts).to_have_count(4)
+    drawing = page.locator(".chart > svg").first
+    expect(drawing).to_have_attribute("aria-label", re.compile("^Duration of epochs, "))
+    whole = drawing.get_attribute("aria-label")
+    drawing.scroll_into_view_if_needed()
+    box = drawing.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60)
+    page.mouse.up()
+    expect(drawing).not_to_have_attribute("aria-label", whole or "")
+    visitor.button("Show the whole run").click()
+    expect(drawing).to_have_attribute("aria-label", whole or "")
+    page.locator(".picker select").select_option("300000")
+    expect(drawing).not_to_have_attribute("aria-label", whole or "")
+
+
+def test_a_chosen_query_is_a_filter_that_every_tab_obeys_and_names(visit: Visit) -> None:
+    shop = two_queries(now_ms())
+    visitor = visit(more=(shop,))
+    page = visitor.open(shop)
+    panel, scope = page.locator("#tab-panel"), page.locator(".scope")
+    expect(page.get_by_label("Query")).to_have_value("")
+    expect(panel.get_by_role("heading", level=2)).to_have_text(["orders", "refunds"])
+    captions = panel.locator("figcaption")
+    expect(captions).to_have_count(8)
+    assert all(re.search(" of (orders|refunds)$", text) for text in captions.all_inner_texts())
+    visitor.tab("Checkpoints")
+    for part in PARTS[:3]:
+        page.locator(".tabs.part").get_by_role("tab", name=part, exact=True).click()
+        expect(page.locator("#part-panel").get_by_role("heading", level=2)).to_have_text(["orders", "refunds"])
+    visitor.tab("Exceptions")
+    expect(panel).to_contain_text("· refunds")
+    expect(panel).to_contain_text("· the whole job")
+    expect(panel).to_contain_text("The driver was killed by SIGKILL.")
+
+    page.get_by_label("Query").select_option("orders")
+    assert page.url.endswith("?query=orders")
+    page.reload()
+    for name in TABS:
+        visitor.tab(name)
+        expect(page.get_by_label("Query").first).to_have_value("orders")
+        expect(page.locator("#tab-panel .empty", has_text="Reading")).to_have_count(0)
+        expect(scope).to_contain_text(
+            "every query" if name in ("Savepoints", "Log", "Configuration") else "Only query orders"
+        )
+        assert not re.search("refunds", panel.inner_text()), name
+    visitor.tab("Checkpoints")
+    for part in PARTS[:3]:
+        page.locator(".tabs.part").get_by_role("tab", name=part, exact=True).click()
+        expect(scope).to_contain_text("Only query orders")
+        expect(page.locator("#part-panel .empty", has_text="Reading")).to_have_count(0)
+        assert "refunds" not in page.locator("#part-panel").inner_text()
+    assert not any("query=refunds" in url for url in visitor.watch.requests[-30:])
+    visitor.button("Show all queries").click()
+    expect(page.get_by_label("Query")).to_have_value("")
+    expect(page.locator("#part-panel").get_by_role("heading", level=2)).to_have_text(["orders", "refunds"])
+    page.go_back()
+    expect(page.get_by_label("Query")).to_have_value("orders")
+
+
+def test_pages_of_two_histories_are_turned_apart(visit: Visit) -> None:
+    shop = two_queries(now_ms())
+    page = visit(more=(shop,)).open(shop, "checkpoints/history")
+    orders, refunds = (page.locator(f"[data-key=query-{uid}]") for uid in shop.queries)
+    orders.get_by_role("button", name="Older").click()
+    expect(orders.locator(".opener").first).to_have_text("70")
+    expect(refunds.locator(".opener").first).to_have_text("120")
+    page.get_by_label("Show").select_option("failed")
+    expect(refunds.locator(".opener")).to_have_text(["93"])
+
+
+def test_a_crashed_job_is_recovered_from_its_checkpoint(visit: Visit) -> None:
+    gone = crashed(now_ms())
+    visitor = visit(more=(gone,))
+    page = visitor.open(gone)
+    dialog, button = page.get_by_role("dialog"), visitor.button("Recover: start again from its checkpoint")
+    expect(page.get_by_role("alert")).to_contain_text("start it again, which recovers it")
+    button.click()
+    expect(dialog).to_contain_text("No row is lost and none is written twice.")
+    dialog.get_by_role("button", name="Start again").click()
+    expect(page.locator("#notices")).to_contain_text("Started as run")
+    (body,) = [body for method, path, body in visitor.world.asked if (method, path) == ("POST", "/penstock/v1/runs")]
+    assert body == {"program": gone.program, "run": gone.id}
+    expect(page.locator(".head .badge")).to_have_text("RUNNING")  # the page follows the new run
+    expect(page.locator("main")).to_be_focused()
+
+    visitor.open(gone, "savepoints")
+    expect(page.locator("#tab-panel button").first).to_have_text("Recover: start again from its checkpoint")
+    expect(visitor.button("Recover: start again from its checkpoint")).to_be_disabled()  # the new run is running
+    visitor.button("Start from it").click()
+    expect(dialog).to_contain_text(
+        re.compile(r"Query alerts: 29 epochs after epoch 90, [\d,]+ rows .* are WRITTEN AGAIN")
+    )
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+
+
+def test_long_errors_take_two_lines_of_the_list(visit: Visit) -> None:
+    visitor = visit()
+    visitor.failed.error = {**ERROR, "happened": "line one\n" + "and much more of it " * 2000}
+    page = visitor.open()
+    row = page.locator("tbody tr", has_text="line one")
+    box = row.bounding_box()
+    assert box is not None
+    assert box["height"] < 90
+    row.locator("summary").click()
+    opened = row.bounding_box()
+    assert opened is not None
+    assert 200 < opened["height"] < 600
+
+
+def test_the_focus_follows_into_another_view(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open()
+    page.get_by_role("link", name="payments").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="payments", level=1)).to_be_visible()
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Runs")).to_be_focused()
+    reached = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.getAttribute('role') || document.activeElement.tagName"))
+        if reached[-1] == "tabpanel":
+            break
+    assert reached[-2:] == ["tab", "tabpanel"], "from the head to the tabs to what they show"
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("region", name="Dataflow of alerts")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator(".node").first).to_be_focused()
 
 
 def test_an_epoch_is_opened_to_its_phases_and_alignment(visit: Visit) -> None:
@@ -281,6 +448,24 @@ def test_a_key_is_looked_up_in_the_state(visit: Visit) -> None:
     expect(page.get_by_text("<i>1200.50</i>")).to_be_visible()
 
 
+def test_the_log_threads_and_what_it_was_started_with(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open(visitor.living, "log")
+    tail = page.get_by_role("region", name="End of the log")
+    expect(tail).to_contain_text("epoch 120 is complete")
+    page.get_by_label("Find").fill("broker")
+    expect(tail).to_have_text("12:00:02 WARNING kafka a broker does not answer")
+    visitor.button("Thread dump").click()
+    page.locator(".thread summary", has_text="MainThread").click()
+    expect(page.get_by_text("File job.py, line 7")).to_be_visible()
+    expect(page.locator("#tab-panel")).to_contain_text("JVM: 1 threads")
+    visitor.tab("Configuration")
+    expect(page.locator("#tab-panel")).to_contain_text("--topic payments")
+    expect(page.get_by_role("region", name="Spark’s settings of this run")).to_contain_text("local[4]")
+    visitor.open(visitor.past, "log")
+    expect(page.locator("#tab-panel")).to_contain_text("This run has no log of its own.")
+
+
 def test_tabs_are_walked_by_keyboard(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open(visitor.living)
@@ -367,9 +552,9 @@ def test_markup_in_names_is_shown_as_text(visit: Visit) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(visit: Visit, scheme: str) -> None:
-    visitor = visit(color_scheme=scheme, reduced_motion="reduce")
+    visitor = visit(color_scheme=scheme, reduced_motion="reduce", more=(two_queries(now_ms()), crashed(now_ms())))
     page = visitor.open()
-    expect(page.locator("tbody tr")).to_have_count(4)
+    expect(page.locator("tbody tr")).to_have_count(6)
     found = {}
 
     def look(where: str) -> None:
@@ -382,6 +567,20 @@ def test_axe_finds_nothing_serious(visit: Visit, scheme: str) -> None:
         visitor.tab(name)
         expect(page.locator("#tab-panel .empty", has_text="Reading")).to_have_count(0)
         look(name)
+    for run in visitor.more:
+        visitor.open(run)
+        for name in TABS:
+            visitor.tab(name)
+            expect(page.locator("#tab-panel .empty", has_text="Reading")).to_have_count(0)
+            look(f"{run.name} {name}")
+    visitor.tab("Checkpoints")
+    for name in PARTS:
+        page.locator(".tabs.part").get_by_role("tab", name=name, exact=True).click()
+        expect(page.locator("#part-panel .empty", has_text="Reading")).to_have_count(0)
+        look(f"checkpoints {name}")
+    visitor.open(visitor.living)
+    page.locator(".node").first.click()
+    look("node")
     visitor.open(visitor.living, "checkpoints/history")
     page.locator(".opener").first.click()
     expect(page.locator("tr.opened")).to_contain_text("Reached the barrier")
@@ -407,7 +606,8 @@ def test_dark_and_the_switch(visit: Visit) -> None:
 
 
 def test_a_phone_shows_all_of_it_without_scrolling_aside(visit: Visit) -> None:
-    visitor = visit(viewport={"width": PHONE, "height": 844}, has_touch=True, is_mobile=True)
+    size = {"width": PHONE, "height": 844}
+    visitor = visit(viewport=size, has_touch=True, is_mobile=True, more=(crashed(now_ms()),))
     page = visitor.open()
     assert fits(page)
     visitor.open(visitor.living)
@@ -415,9 +615,17 @@ def test_a_phone_shows_all_of_it_without_scrolling_aside(visit: Visit) -> None:
         visitor.tab(name)
         expect(page.locator("#tab-panel .empty", has_text="Reading")).to_have_count(0)
         assert fits(page), name
+        chosen = page.locator(".tabs.tab [aria-selected=true]").bounding_box()
+        assert chosen is not None
+        assert 0 <= chosen["x"] <= PHONE - 40, f"{name} is in view"
     visitor.tab("Overview")
-    expect(page.locator(".chart").first).to_be_visible()
+    tick = page.locator(".chart .tick").first.bounding_box()
+    assert tick is not None
+    assert tick["height"] > 9, "letters do not shrink with the chart"
     assert len(page.screenshot(full_page=True)) > 20_000
+    visitor.open(visitor.more[0])
+    expect(visitor.button("Recover: start again from its checkpoint")).to_be_visible()
+    assert fits(page)
 
 
 def luminance(page: Page) -> float:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.run_job import Kafka
 
 PATIENCE = 90_000  # milliseconds, for whatever only waits for this machine
-TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Configuration")
+TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Log", "Configuration")
 COMMAND = "from penstock.cli.main import main; main()"
 
 SCRIPT = """
@@ -254,8 +254,20 @@ def topic_of(world: World) -> str:
 def see_the_dataflow(visitor: Visitor) -> None:
     page = visitor.page
     expect(page.locator(".flow svg").first).to_have_attribute("aria-label", re.compile("source payments, .*sink out, "))
-    expect(page.locator(".node-operator", has_text="Deduplicate")).to_have_count(1)
-    expect(page.get_by_text("Weakest link:")).to_be_visible()
+    expect(page.locator(".node-operator", has_text="remove duplicates")).to_have_count(1)
+    expect(page.get_by_text("Weakest link:")).to_have_count(0)  # all links are exactly once
+    see_threads(visitor)
+
+
+def see_threads(visitor: Visitor) -> None:
+    """Of Python and of the JVM that runs Spark; and the log that a detached run writes."""
+    panel = visitor.tab("Log")
+    panel.get_by_role("button", name="Thread dump").click()
+    expect(panel.locator(".thread", has_text="MainThread")).to_have_count(1)
+    expect(panel.locator(".thread", has_text="stream execution thread").first).to_be_visible()
+    panel = visitor.tab("Configuration")
+    expect(panel.get_by_role("region", name="Spark’s settings of this run")).to_contain_text("spark.master")
+    visitor.tab("Overview")
 
 
 def see_it_read(visitor: Visitor, world: World) -> None:

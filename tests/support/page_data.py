@@ -80,7 +80,8 @@ class Run:
         return self._made[query, number]
 
     def _make(self, query: str, number: int) -> Json:
-        chance = random.Random(number)
+        chance = random.Random(number if query == self.queries[0] else f"{query} {number}")
+        share = 1 if query == self.queries[0] else 0.25  # of the rows of the first
         phases = {
             "read_ms": 180 + chance.random() * 120,
             "prepare_ms": 240 + chance.random() * 400,
@@ -92,7 +93,7 @@ class Run:
         failed = number % 53 == 40
         opened = self._opened(number)
         total = sum(phases.values())
-        rows = int(20_000 + 6_000 * math.sin(number / 9) + chance.random() * 2_000)
+        rows = int(share * (20_000 + 6_000 * math.sin(number / 9) + chance.random() * 2_000))
         return {
             "query": query,
             "epoch": number,
@@ -105,9 +106,9 @@ class Run:
             "total_ms": round(total, 1),
             "rows": 0 if failed else rows,
             "bytes": rows * 112,
-            "sinks": [{"sink": "alerts", "rows": rows, "writers": 4, "bytes": rows * 112}],
-            "state_rows": 40_000 + number * 30,
-            "state_bytes": 9_000_000 + number * 7_000,
+            "sinks": [{"sink": sink, "rows": rows, "writers": 4, "bytes": rows * 112} for sink in self._sinks(query)],
+            "state_rows": int(share * (40_000 + number * 30)),
+            "state_bytes": int(share * (9_000_000 + number * 7_000)),
             "inflight_bytes": 4_000_000 if number % 37 == 0 else 0,
             "slowest": "payments-2",
             "skew": 2.4,
@@ -152,6 +153,9 @@ class Run:
             "unknown": None,
         }
 
+    def _sinks(self, query: str) -> tuple[str, ...]:
+        return ("alerts", "totals") if len(self.queries) == 1 else (query,)
+
     def _opened(self, number: int) -> float:
         return self._first + (number - 1) * INTERVAL_MS
 
@@ -182,12 +186,15 @@ class Run:
                 {"uid": "rates", "describe": "files in /data/rates", "guarantee": weak, "partitions": []},
             ],
             "operators": [
-                {"name": "join", "stateful": False},
-                {"name": "sum per account", "stateful": True},
+                {"name": "Project", "stateful": False},
+                {"name": "Project", "stateful": False},
+                {"name": "Filter", "stateful": False},
+                {"name": "Join LeftOuter", "stateful": False},
+                {"name": "Aggregate", "stateful": True},
             ],
             "sinks": [
-                {"uid": "alerts", "describe": "Kafka topic alerts", "guarantee": "exactly-once"},
-                {"uid": "totals", "describe": "PostgreSQL table totals", "guarantee": "exactly-once"},
+                {"uid": sink, "describe": f"Kafka topic {sink}", "guarantee": "exactly-once"}
+                for sink in self._sinks(uid)
             ],
         }
 
@@ -205,6 +212,65 @@ def a_transaction(number: int, state: str, decision: str, age: float, **more: An
         "holds_back": state == "open",
         **more,
     }
+
+
+def two_queries(now: int, epochs: int = 120) -> Run:
+    """One job with two queries, of which the second is slower to fill."""
+    return Run(
+        "9b1d2c3e4f5a46788a9b0c1d2e3f4a5b",
+        "shop",
+        now - 5_400_000,
+        epochs=epochs,
+        now=now,
+        queries=("orders", "refunds"),
+        transactions=[
+            a_transaction(1, "prepared", "decided", 1.2, query="orders", sink="orders"),
+            a_transaction(2, "open", "undecided", 3.4, query="refunds", sink="refunds"),
+        ],
+        exceptions=[
+            {"time": now - 60_000, "query": "refunds", **ERROR},
+            {
+                "time": now - 120_000,
+                "query": None,
+                "error": "ControlError",
+                "happened": "The driver was killed by SIGKILL.",
+                "safe": "every decided epoch is safe.",
+                "to_do": "",
+            },
+        ],
+    )
+
+
+def crashed(now: int) -> Run:
+    """A job whose process is gone, with a savepoint that is older than its checkpoint."""
+    run = Run(
+        "c4a5e1f0d2b34c5e8f7a6b5c4d3e2f10",
+        "fraud",
+        now - 7_200_000,
+        "FAILED",
+        now - 600_000,
+        120,
+        restarts=1,
+        error={
+            "error": "ControlError",
+            "happened": "The process of job 'fraud' has ended and left no message.",
+            "safe": "every decided epoch is safe.",
+            "to_do": "start it again, which recovers it.",
+        },
+        savepoints=[
+            {
+                "path": "/savepoints/savepoint-fraud-3f2a9c41d07e",
+                "kind": "native",
+                "time": now - 5_000_000,
+                "bytes": 48_200_000,
+                "drained": False,
+                "epochs": {"alerts": 90},
+            },
+        ],
+        now=now,
+    )
+    run.exceptions = [{"time": run.end, "query": None, **(run.error or {})}]
+    return run
 
 
 def typical_runs(now: int, epochs: int = 120) -> list[Run]:

@@ -70,7 +70,9 @@ class PageWorld:
         own: dict[str, Callable[[Run, Request], Json]] = {
             "": lambda run, _: run.detail(),
             "/epochs": _epochs,
-            "/series": lambda run, request: {"series": run.series(run.queries[0], _number(request, "points", 500))},
+            "/series": lambda run, request: {
+                "series": run.series(_query(run, request), _number(request, "points", 500))
+            },
             "/alignment": lambda run, _: run.alignment(),
             "/state": lambda run, _: {"operators": [_operator(run)]},
             "/inflight": lambda run, _: {
@@ -78,7 +80,18 @@ class PageWorld:
             },
             "/restarts": _restarts,
             "/exceptions": lambda run, _: {"exceptions": run.exceptions},
-            "/settings": lambda run, _: {"settings": SETTINGS},
+            "/settings": lambda run, _: {
+                "settings": SETTINGS,
+                "spark": [{"key": "spark.master", "value": "local[4]"}],
+                "arguments": ["--topic", "payments"],
+                "directory": "/srv/jobs",
+                "config": None,
+            },
+            "/log": lambda run, _: {"path": "/logs/payments.log", "text": LOG if run.live else None},
+            "/threads": lambda run, _: {
+                "python": [{"name": "MainThread", "stack": "  File job.py, line 7\n    wait()"}],
+                "jvm": [{"name": "Executor task launch worker (RUNNABLE)", "stack": "java.lang.Thread.run"}],
+            },
             "/savepoints": lambda run, _: {"savepoints": run.savepoints},
             "/transactions": lambda run, _: {
                 "transactions": run.transactions,
@@ -145,7 +158,8 @@ class PageWorld:
             raise HTTPException(401, "The token is wrong, or the code was used before.")
 
     def _start(self, request: Request, body: Json) -> Json:
-        run = Run(f"{len(self.runs):032x}", body["fork"] or "payments", now_ms(), epochs=1, now=now_ms())
+        name = next((run.name for run in self.runs.values() if run.id == body.get("run")), "payments")
+        run = Run(f"{len(self.runs):032x}", body.get("fork") or name, now_ms(), epochs=1, now=now_ms())
         self.runs[run.id] = run
         return {"id": run.id}
 
@@ -207,6 +221,7 @@ SETTINGS = [
     {"key": "execution.checkpointing.timeout", "value": "10 min", "source": "default"},
     {"key": "kafka.sasl.password", "value": "******", "source": "code"},
 ]
+LOG = "12:00:01 INFO penstock epoch 120 is complete\n12:00:02 WARNING kafka a broker does not answer"
 CHECKPOINT_CONFIG = {
     "mode": "exactly_once",
     "interval": 5000,
@@ -231,14 +246,16 @@ class _Page(StaticFiles):
 
 def _epochs(run: Run, request: Request) -> Json:
     before = _number(request, "before", 0) or None
-    return run.page(
-        request.query_params.get("query", run.queries[0]), before, min(1000, _number(request, "limit", 100))
-    )
+    return run.page(_query(run, request), before, min(1000, _number(request, "limit", 100)))
+
+
+def _query(run: Run, request: Request) -> str:
+    return request.query_params.get("query") or run.queries[0]
 
 
 def _operator(run: Run) -> Json:
     return {
-        "query": "alerts",
+        "query": run.queries[0],
         "operator": "sum per account",
         "index": 0,
         "rows": 40_000 + run.epochs * 30,
@@ -277,13 +294,15 @@ def _restarts(run: Run, request: Request) -> Json:
 
 
 def _flink_checkpoints(run: Run, request: Request) -> Json:
-    newest = run.epoch(run.queries[0], run.epochs)
+    query = _query(run, request)
+    newest = run.epoch(query, run.epochs)
     statistics = {
         name: 500 + 90 * at for at, name in enumerate(("min", "avg", "max", "p50", "p90", "p95", "p99", "p999"))
     }
     measures = ("end_to_end_duration", "checkpointed_size", "state_size", "processed_data", "persisted_data")
     completed = {
         "id": run.epochs,
+        "query": query,
         "status": "COMPLETED",
         "trigger_timestamp": newest["opened"],
         "latest_ack_timestamp": newest["ended"],

@@ -69,6 +69,9 @@ class Insight(Protocol):
     def transactions(self) -> dict[str, Any]:
         """What is open in other systems, and what the ledger says of it. May take seconds."""
 
+    def threads(self) -> list[dict[str, str]]:
+        """`name` and `stack` of the JVM's threads."""
+
 
 @dataclass
 class Hooks:

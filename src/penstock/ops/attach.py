@@ -21,7 +21,7 @@ from penstock.ops.server.runs import report_facts
 from penstock.ops.server.serving import serving
 from penstock.ops.transactions import ended, look
 from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn, take_turn
-from penstock.secrets import masked
+from penstock.secrets import mask_setting, masked
 from penstock.spark.status import SparkStatus, is_reading, operators_of
 
 if TYPE_CHECKING:
@@ -72,13 +72,15 @@ class JobInsight:
     def plan(self) -> dict[str, Any]:
         run, chains = self._run, self._run.chains
         link = min((chain.weakest for chain in chains.values()), key=lambda link: link.guarantee, default=None)
-        weakest, web = None, None
+        weakest, web, conf = None, None, list[tuple[str, str]]()
         if link is not None:
             weakest = {"kind": link.kind, "uid": link.name, "guarantee": str(link.guarantee), "why": link.because}
         with contextlib.suppress(Exception):  # it may be off
             web = run.spark.sparkContext.uiWebUrl
+            conf = sorted(run.spark.sparkContext.getConf().getAll())
         queries = [_query(plan, chains[uid]) for uid, plan in run.plans.items()]
-        return {"plan": {"queries": queries, "weakest": weakest}, "spark_ui": web}
+        spark = [{"key": key, "value": mask_setting(key, value)} for key, value in conf]
+        return {"plan": {"queries": queries, "weakest": weakest}, "spark_ui": web, "spark": spark}
 
     def positions(self) -> dict[str, dict[str, Any]]:
         deadline = Deadline(_END_SECONDS)
@@ -91,6 +93,11 @@ class JobInsight:
     def transactions(self) -> dict[str, Any]:
         ledgers = JobLedgers.at(self._run.location, self._run.spark)
         return report_facts(look(ledgers, self._run.sinks), ended(ledgers))
+
+    def threads(self) -> list[dict[str, str]]:
+        threads = SparkStatus.of(self._run.spark).threads()
+        about = [(f"{thread['threadName']} ({thread['threadState']})", thread["stackTrace"]) for thread in threads]
+        return [{"name": name, "stack": "".join(stack["elems"])} for name, stack in about]
 
 
 def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class SparkStatus:
 
     def __init__(self, spark: SparkSession) -> None:
         gateway: Any = spark.sparkContext._gateway
+        self._jvm: Any = gateway.jvm
         jackson = gateway.jvm.com.fasterxml.jackson
         self._store: Any = spark.sparkContext._jsc.sc().statusStore()
         self._tracker = spark.sparkContext.statusTracker()
@@ -73,6 +74,10 @@ class SparkStatus:
         """The active ones. The driver is among them; it runs tasks with a local master only."""
         body: list[dict[str, Any]] = self._json(self._store.executorList(True))
         return body
+
+    def threads(self) -> list[dict[str, Any]]:
+        """Of the driver's JVM."""
+        return list(self._json(self._jvm.org.apache.spark.util.Utils.getThreadDump()))
 
     def _json(self, thing: Any) -> Any:
         return json.loads(self._mapper.writeValueAsString(thing))

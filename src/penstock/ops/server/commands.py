@@ -21,6 +21,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from penstock.config.levels import OPTIONS
+from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, from_json
 from penstock.events import FILE_VARIABLE
 from penstock.ops.process.registry import ID, Entry
@@ -33,6 +35,7 @@ from penstock.ops.server.own import ROOT, RUN
 from penstock.ops.server.runs import MachineRuns, Run
 from penstock.ops.server.web import Endpoint, error_response, flag, text
 from penstock.progress import Progress
+from penstock.secrets import MASK
 
 COMMAND_SECONDS = 300.0  # for a command to end, and for one that waits behind another to begin
 MOST_WAITING = 8
@@ -183,7 +186,7 @@ def steering_endpoints(steering: Steering) -> list[Endpoint]:
 
 def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
     commands, transactions = Commands(machine), f"{RUN}/transactions"
-    start = {"program": str, "from": str, "claim": bool, "fork": str, "suffix": str}
+    start = {"program": str, "run": str, "from": str, "claim": bool, "fork": str, "suffix": str}
     lookup, settle = dict.fromkeys(_LOOKUP, str), {"ids": list[str], "as": str}
     return [
         Endpoint(
@@ -236,21 +239,43 @@ class Commands:
 
     def _start(self, body: Mapping[str, Any]) -> Any:
         program, path, fork = text(body, "program"), text(body, "from"), text(body, "fork")
-        suffix, claim = text(body, "suffix"), flag(body, "claim")
+        suffix, claim, run = text(body, "suffix"), flag(body, "claim"), text(body, "run")
         if self._machine is None:
             happened = "A job's own page starts no programs."
             raise ControlError(happened, safe="nothing was started.", to_do="open `penstock ui`.")
         known = [entry for entry in self._machine.registry.entries() if entry.script and entry.script == program]
+        known = [entry for entry in known if run in (None, entry.id)]
         if program is None or not known or not Path(program).is_file():
             raise HTTPException(404, "This program is not one that the registry knows")
         if fork is not None and path is None:
             raise HTTPException(400, "A fork needs the savepoint that it starts from")
-        options = ["run", "-d", "--json"]
+        options, arguments = ["run", "-d", "--json"], list[str]()
+        if run is not None:
+            dropped = (PATH, ALLOW, CLAIM, RESTORE_ID) if path is not None else ()
+            again, arguments = _as_started(known[0], (*dropped, FORK_NAME, FORK_SUFFIX) if fork else dropped)
+            options += again
         if path is not None:
             options += [f"--from-savepoint={path}", f"--claim-mode={'claim' if claim else 'no_claim'}"]
         if fork is not None:
             options += [f"--fork={fork}", f"--suffix={suffix or f'_{fork}'}"]
-        return run_command([*options, "--", program], _directory(known[0]))
+        return run_command([*options, "--", program, *arguments], _directory(known[0]))
+
+
+def _as_started(entry: Entry, dropped: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options, without the settings `dropped`, and the arguments that a run was started with. Without its restore
+    dropped, the program resumes from the job's own checkpoint. Raises where a secret would be needed again."""
+    described = history.read_history(entry.id).description
+    rows = [row for row in described.get("settings") or () if row.get("source") == OPTIONS]
+    given = {str(row["key"]): str(row["value"]) for row in rows if row["key"] not in dropped}
+    arguments = [str(argument) for argument in described.get("arguments") or ()]
+    hidden = [f"-D {key}" for key, value in given.items() if MASK in value]
+    hidden += ["its arguments"] if any(MASK in argument for argument in arguments) else []
+    if hidden:
+        happened = f"The run was started with secrets, which are not kept: {', '.join(hidden)}."
+        to_do = f"start it in a terminal with `penstock run -d`, as before: {entry.script}."
+        raise ControlError(happened, safe="nothing was started.", to_do=to_do)
+    config = [f"--config={described['config']}"] if described.get("config") else []
+    return [*config, *(f"-D{key}={value}" for key, value in given.items())], arguments
 
 
 def _lookup(run: Run, body: Mapping[str, Any]) -> Any:

@@ -1,5 +1,6 @@
-"""Flink's paths that read, as its command line and its dashboard ask. One epoch of one query is one checkpoint. Fields
-that could only hold a constant are left out, except where Flink's command line needs them.
+"""Flink's paths that read, as its command line and its dashboard ask. One epoch of one query is one checkpoint; each
+source, query and sink is a vertex. Fields that could only hold a constant are left out, or empty, except where Flink's
+own programs need them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.requests import Request
 
 from penstock.checkpoint.record import CheckpointRecord
 from penstock.ops.process.registry import State, now_ms
-from penstock.ops.server.run_view import RunView, epoch_of, percentile
+from penstock.ops.server.run_view import QueryView, RunView, epoch_of, percentile
 from penstock.ops.server.runs import Run, Runs
 from penstock.ops.server.web import Endpoint
 
@@ -25,23 +26,28 @@ MOST_HISTORY = 100
 SUMMARY_SECONDS = 5.0  # how old a summary of many epochs may be
 _FEW = 1000
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+_TASK_STATES = {"CANCELLING": "CANCELING", "FAILING": "FAILED", "RESTARTING": "SCHEDULED", "SUSPENDED": "RECONCILING"}
 _MEASURES = ("checkpointed_size", "state_size", "end_to_end_duration", "processed_data", "persisted_data")
 
 
-_summaries: WeakKeyDictionary[RunView, tuple[float, dict[str, Any]]] = WeakKeyDictionary()
+_summaries: WeakKeyDictionary[RunView, dict[str | None, tuple[float, dict[str, Any]]]] = WeakKeyDictionary()
 
 
 def flink_endpoints(runs: Runs) -> list[Endpoint]:
     """To be served before the paths that steer: a path that ends with a request id comes last."""
-    jobs, details = Jobs(runs), f"{JOB}/checkpoints/details/{{number}}"
+    jobs, details, vertex = Jobs(runs), f"{JOB}/checkpoints/details/{{number}}", f"{JOB}/vertices/{{vertex}}"
     return [
         Endpoint("GET", "/overview", jobs.overview, "How many jobs there are, by state", flink=True),
         Endpoint("GET", "/config", config, "How often a page should ask, and which version this is", flink=True),
         Endpoint("GET", "/jobs", jobs.ids, "Ids and states of jobs", flink=True),
         Endpoint("GET", "/jobs/overview", jobs.jobs, "Jobs with their times", flink=True),
         Endpoint("GET", JOB, detail, "One job: state, times, queries, plan", flink=True),
+        Endpoint("GET", f"{JOB}/config", job_config, "Settings of a job", secret=True, flink=True),
+        Endpoint("GET", vertex, lambda _: {"subtasks": []}, "None: it tells no subtasks", flink=True),
+        Endpoint("GET", f"{vertex}/watermarks", lambda _: [], "None: see Penstock's own paths", flink=True),
+        Endpoint("GET", f"{vertex}/subtasks/metrics", vertex_metrics, "How busy it is", flink=True, query=("get",)),
         Endpoint("GET", f"{JOB}/exceptions", exceptions, "What has failed", secret=True, flink=True),
-        Endpoint("GET", f"{JOB}/checkpoints", checkpoints, "Statistics of checkpoints", flink=True),
+        Endpoint("GET", f"{JOB}/checkpoints", checkpoints, "Of all queries, or one", flink=True, query=("query",)),
         Endpoint("GET", f"{JOB}/checkpoints/config", checkpoint_config, "Settings of checkpoints", flink=True),
         Endpoint("GET", details, checkpoint_details, "One checkpoint, by query", flink=True),
         Endpoint("GET", f"{details}/subtasks/{{vertex}}", subtasks, "By source partition", flink=True),
@@ -67,7 +73,9 @@ class Jobs:
 
     def jobs(self, request: Request) -> dict[str, Any]:
         """Flink's command line needs every field of it."""
-        return {"jobs": [{**_times(run), "tasks": {"total": 1}, "pending-operators": 0} for run in self._runs.all()]}
+        return {
+            "jobs": [_times(run) | {"tasks": _tasks(run, "total"), "pending-operators": 0} for run in self._runs.all()]
+        }
 
 
 def config(request: Request) -> dict[str, Any]:
@@ -76,7 +84,8 @@ def config(request: Request) -> dict[str, Any]:
         "timezone-name": time.tzname[0],
         "timezone-offset": -time.timezone * 1000,
         "flink-version": f"penstock-{version('penstock')}",
-        "features": {"web-submit": False, "web-cancel": True, "web-rescale": False, "web-history": False},
+        "flink-revision": version("penstock"),
+        "features": {"web-submit": False, "web-cancel": False, "web-rescale": False, "web-history": False},
     }
 
 
@@ -93,55 +102,100 @@ def _times(run: Run) -> dict[str, Any]:
     }
 
 
+def _tasks(run: Run, *more: str) -> dict[str, int]:
+    """A job, or a vertex, counts as one task."""
+    state = _TASK_STATES.get(run.entry.state, str(run.entry.state))
+    return dict.fromkeys((state.lower() if more else state, *more), 1)
+
+
+def vertices_of(run: Run) -> list[dict[str, Any]]:
+    """The sources, the query and the sinks of each query: vertices and nodes of the plan, which need the same set."""
+    planned = {query["uid"]: query for query in (run.describe().get("plan") or {}).get("queries") or []}
+    times = {name: value for name, value in _times(run).items() if name.endswith("-time") or name == "duration"}
+    vertices: list[dict[str, Any]] = []
+
+    def add(uid: str, id: str, kind: str, name: str, description: str, inputs: Iterable[str]) -> None:
+        links = [{"num": number, "id": source} for number, source in enumerate(inputs)]
+        about = {"id": id, "query": uid, "operator": kind, "name": description, "description": description}
+        about["operator_strategy"] = ""
+        vertices.append({**about, "inputs": links, "status": run.entry.state, "tasks": _tasks(run), **times})
+        vertices[-1] |= _numbers(run, uid, kind, name)
+
+    for uid in dict.fromkeys((*planned, *run.view.queries(), *(run.status.get("queries") or {}))):
+        query: Mapping[str, Any] = planned.get(uid) or {}
+        sources, sinks = query.get("sources") or (), query.get("sinks") or ()
+        for source in sources:
+            add(uid, f"{uid}:source:{source['uid']}", "Source", source["uid"], source["describe"], ())
+        names = [operator["name"] for operator in query.get("operators") or ()]
+        inputs = [f"{uid}:source:{source['uid']}" for source in sources]
+        add(uid, uid, "Query", uid, " → ".join([uid, *names]), inputs)
+        for sink in sinks:
+            add(uid, f"{uid}:sink:{sink['uid']}", "Sink", sink["uid"], sink["describe"], [uid])
+    return vertices
+
+
+def _numbers(run: Run, uid: str, kind: str, name: str) -> dict[str, Any]:
+    """The newest epoch's writers, and what the epochs that are kept have written: a query sends it, a sink receives it.
+    What a source has read is not counted."""
+    complete = [epoch for epoch in run.view.all_epochs() if epoch["query"] == uid and epoch["outcome"] == "complete"]
+    shares = [[share for share in epoch["sinks"] if kind == "Query" or share.get("sink") == name] for epoch in complete]
+    sums = {ours: sum(share.get(ours) or 0 for each in shares for share in each) for ours in ("bytes", "rows")}
+    metrics: dict[str, Any] = {}
+    for way, sender in (("read", "Sink"), ("write", "Query")):
+        for what, ours in (("bytes", "bytes"), ("records", "rows")):
+            metrics |= {f"{way}-{what}": sums[ours] if kind == sender else 0, f"{way}-{what}-complete": kind == sender}
+    newest = shares[-1] if shares else []
+    return {"parallelism": max((share.get("writers") or 0 for share in newest), default=None), "metrics": metrics}
+
+
 def detail(request: Request) -> dict[str, Any]:
     run: Run = request.state.run
-    entry = run.entry
+    entry, vertices = run.entry, vertices_of(run)
     hidden = () if request.state.trusted else ("error",)
     queries = run.status.get("queries") or {
         uid: {"epoch": query.epoch, "generation": query.generation} for uid, query in run.view.queries().items()
     }
+    for vertex in vertices:
+        vertex |= {name: fact for name, fact in (queries.get(vertex["id"]) or {}).items() if name not in hidden}
     return {
         **_times(run),
         "job-type": "STREAMING",
         "now": now_ms(),
         "timestamps": {str(state): since for state, since in run.since.items()},
-        "vertices": [
-            {"id": uid, "name": uid, "status": entry.state}
-            | {name: fact for name, fact in facts.items() if name not in hidden}
-            for uid, facts in queries.items()
-        ],
-        "status-counts": {str(entry.state): len(queries)} if queries else {},
-        "plan": _plan(run),
+        "vertices": vertices,
+        "status-counts": {state: len(vertices) for state in _tasks(run)} if vertices else {},
+        "plan": {"jid": entry.id, "name": entry.name, "type": "STREAMING", "nodes": vertices},
         "restarts": max(entry.restarts, int(run.status.get("restarts", 0))),
         "last-savepoint": entry.savepoint,
     }
 
 
-def _plan(run: Run) -> dict[str, Any]:
-    nodes: list[dict[str, Any]] = []
-    for query in (run.describe().get("plan") or {}).get("queries") or []:
-        uid = query["uid"]
-        sources = {f"{uid}/source/{source['uid']}": source["describe"] for source in query["sources"]}
-        nodes += [_node(place, "Source", description, ()) for place, description in sources.items()]
-        names = [operator["name"] for operator in query["operators"]]
-        nodes.append(_node(uid, "Query", " → ".join([uid, *names]), sources))
-        nodes += [_node(f"{uid}/sink/{sink['uid']}", "Sink", sink["describe"], (uid,)) for sink in query["sinks"]]
-    return {"jid": run.entry.id, "name": run.entry.name, "type": "STREAMING", "nodes": nodes}
+def job_config(request: Request) -> dict[str, Any]:
+    run: Run = request.state.run
+    rows = {str(row["key"]): row["value"] for row in run.describe().get("settings") or ()}
+    execution = {"restart-strategy": rows.get("restart-strategy.type"), "user-config": rows}
+    execution["job-parallelism"] = rows.get("parallelism.default") or -1
+    return {"jid": run.entry.id, "name": run.entry.name, "execution-config": execution}
 
 
-def _node(id: str, kind: str, description: str, inputs: Iterable[str]) -> dict[str, Any]:
-    links = [{"num": number, "id": source} for number, source in enumerate(inputs)]
-    return {"id": id, "operator": kind, "description": description, "inputs": links}
+def vertex_metrics(request: Request) -> list[dict[str, Any]]:
+    """`busyTimeMsPerSecond` of a query, over its newest epochs. The dashboard needs an entry for each that it names."""
+    query: QueryView | None = request.state.run.view.query(request.path_params["vertex"])
+    busy = query.busy if query is not None and request.state.run.live else None
+    values = {} if busy is None else dict.fromkeys(("min", "max", "avg", "sum"), round(busy * 1000))
+    names = request.query_params.get("get", "").split(",")
+    return [{"id": name, **(values if name == "busyTimeMsPerSecond" else {})} for name in names if name]
 
 
 def exceptions(request: Request) -> dict[str, Any]:
     run: Run = request.state.run
-    error: Mapping[str, str] = run.entry.error or {}
+    notes = run.exceptions()
     names = {"exceptionName": "error", "stacktrace": "happened", "timestamp": "time", "taskName": "query"}
-    entries = [{name: note[ours] for name, ours in names.items()} for note in run.view.notes("exceptions")]
+    entries = [{name: note[ours] for name, ours in names.items()} | {"concurrentExceptions": []} for note in notes]
+    ended = notes[:1] if run.entry.error and run.entry.state.ended else []
     return {
-        "root-exception": error.get("happened"),
-        "timestamp": run.entry.end if error else None,
+        "root-exception": ended[0]["happened"] if ended else None,
+        "timestamp": ended[0]["time"] if ended else None,
         "exceptionHistory": {"entries": entries, "truncated": False},
     }
 
@@ -150,17 +204,17 @@ def exceptions(request: Request) -> dict[str, Any]:
 
 
 def checkpoints(request: Request) -> dict[str, Any]:
-    return statistics(request.state.run, shown=request.state.trusted)
+    return statistics(request.state.run, request.query_params.get("query") or None, shown=request.state.trusted)
 
 
-def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
-    """`shown`: the client may read errors."""
-    epochs = run.view.all_epochs()
+def statistics(run: Run, query: str | None = None, *, shown: bool) -> dict[str, Any]:
+    """Of one query, or of all. Savepoints and restores are always of all. `shown`: the client may read errors."""
+    epochs = [epoch for epoch in run.view.all_epochs() if query in (None, epoch["query"])]
     complete = next((epoch for epoch in reversed(epochs) if epoch["outcome"] == "complete"), None)
     failed = next((epoch for epoch in reversed(epochs) if epoch["outcome"] != "complete"), None)
-    queries = run.view.queries().values()
-    in_progress = sum(query.phase != "idle" for query in queries) if run.live else 0
-    completed, failures = sum(query.complete for query in queries), sum(query.failed for query in queries)
+    queries = [view for uid, view in run.view.queries().items() if query in (None, uid)]
+    in_progress = sum(view.phase != "idle" for view in queries) if run.live else 0
+    completed, failures = sum(view.complete for view in queries), sum(view.failed for view in queries)
     counts = {"in_progress": in_progress, "completed": completed, "failed": failures}
     restored, savepoints = run.view.notes("restored"), run.view.notes("savepoints")
     latest = {
@@ -171,16 +225,17 @@ def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
     }
     counts |= {"total": in_progress + completed + failures, "restored": len(restored)}
     history = [_line(epoch, shown) for epoch in epochs[: -MOST_HISTORY - 1 : -1]]
-    return {"counts": counts, "summary": _summary(run.view, epochs), "latest": latest, "history": history}
+    return {"counts": counts, "summary": _summary(run.view, query, epochs), "latest": latest, "history": history}
 
 
-def _summary(view: RunView, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    last = _summaries.get(view)
+def _summary(view: RunView, query: str | None, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    last = _summaries.setdefault(view, {}).get(query)
     if last is not None and len(epochs) > _FEW and time.monotonic() - last[0] < SUMMARY_SECONDS:
         return last[1]
     complete = [_sizes(epoch) for epoch in epochs if epoch["outcome"] == "complete"]
     summary = {name: spread([sizes[name] for sizes in complete]) for name in _MEASURES}
-    _summaries[view] = (time.monotonic(), summary)
+    if len(epochs) > _FEW:
+        _summaries[view][query] = (time.monotonic(), summary)
     return summary
 
 
@@ -195,15 +250,18 @@ def checkpoint_details(request: Request) -> dict[str, Any]:
     by_query = {epoch["query"]: _line(epoch, request.state.trusted) for epoch in of_number}
     if not by_query:
         raise HTTPException(404, f"There is no checkpoint {number} in the history of this run")
-    return {**max(by_query.values(), key=lambda line: line["latest_ack_timestamp"]), "tasks": by_query}
+    unknown = {"status": "", "num_subtasks": 0, "num_acknowledged_subtasks": 0, **dict.fromkeys(_MEASURES)}
+    unknown |= {"latest_ack_timestamp": -1, "end_to_end_duration": -1}
+    tasks = {vertex["id"]: by_query.get(vertex["query"], unknown) for vertex in vertices_of(run)}
+    return {**max(by_query.values(), key=lambda line: line["latest_ack_timestamp"]), "tasks": by_query | tasks}
 
 
 def subtasks(request: Request) -> dict[str, Any]:
     """How each source partition of the epoch came to the cut, while its record is kept."""
-    number, vertex = _number(request), request.path_params["vertex"]
-    record: CheckpointRecord | None = request.state.run.record(vertex, number)
+    number, query = _number(request), request.path_params["vertex"].partition(":")[0]
+    record: CheckpointRecord | None = request.state.run.record(query, number)
     if record is None:
-        raise HTTPException(404, f"The record of checkpoint {number} of query {vertex} is not kept")
+        raise HTTPException(404, f"The record of checkpoint {number} of query {query} is not kept")
     cuts = record.alignment.partitions if record.alignment is not None else ()
     common = {"status": "completed", "unaligned_checkpoint": record.mode == "unaligned"}
     common["aborted"] = record.outcome != "complete"
@@ -226,7 +284,10 @@ def subtasks(request: Request) -> dict[str, Any]:
         "num_acknowledged_subtasks": len(tasks),
         "summary": {
             "end_to_end_duration": spread([round(cut.reached_ms) for cut in cuts]),
-            "alignment": {"duration": spread([round(cut.waited_ms) for cut in cuts])},
+            "checkpointed_size": {},
+            "state_size": {},
+            "checkpoint_duration": {"sync": spread([round(cut.took_ms) for cut in cuts]), "async": {}},
+            "alignment": {"duration": spread([round(cut.waited_ms) for cut in cuts]), "processed": {}, "persisted": {}},
             "start_delay": spread([round(cut.started_ms) for cut in cuts]),
         },
         "subtasks": tasks,

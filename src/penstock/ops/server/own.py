@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, TypedDict, TypeVar, cast
@@ -19,12 +22,14 @@ from penstock.ops.process.registry import Entry, now_ms
 from penstock.ops.server.run_view import QueryView
 from penstock.ops.server.runs import Run, Runs, transactions_at, unseen_transactions
 from penstock.ops.server.web import Endpoint, whole
+from penstock.secrets import masked
 from penstock.storage.storage import local_path
 
 ROOT = "/penstock/v1"
 RUN = f"{ROOT}/runs/{{run}}"
 
 LOOK_SECONDS = 3.0  # how old an answer of other systems may be: however many clients look, they are asked no more often
+LOG_BYTES = 1 << 16  # of a log's end
 MOST_STREAMS = 32  # of events: each holds a connection, of which a server has few
 _EVENT_STREAM = "text/event-stream"
 _EVENTS_POLL = 0.25
@@ -124,7 +129,9 @@ def own_endpoints(runs: Runs) -> list[Endpoint]:
         Endpoint("GET", f"{RUN}/inflight", inflight, "What waits for sinks"),
         Endpoint("GET", f"{RUN}/restarts", restarts, "Restarts and recoveries", secret=True),
         Endpoint("GET", f"{RUN}/exceptions", exceptions, "What has failed", secret=True),
-        Endpoint("GET", f"{RUN}/settings", settings, "Each setting and its origin", secret=True),
+        Endpoint("GET", f"{RUN}/settings", settings, "Settings and their origin, arguments", secret=True),
+        Endpoint("GET", f"{RUN}/log", log_tail, "The end of a detached run's log", secret=True),
+        Endpoint("GET", f"{RUN}/threads", threads, "What the driver's threads do now", secret=True),
         Endpoint("GET", f"{RUN}/savepoints", savepoints, "Savepoints of the run", secret=True),
         Endpoint("GET", f"{RUN}/transactions", paths.transactions, "Open transactions", secret=True),
         Endpoint("GET", f"{RUN}/events", events, "Events as they come", True, query=("after",), media=_EVENT_STREAM),
@@ -210,22 +217,44 @@ def restarts(request: Request) -> dict[str, Any]:
 
 
 def exceptions(request: Request) -> dict[str, Any]:
-    run: Run = request.state.run
-    notes = run.view.notes("exceptions")
-    if run.entry.error and run.entry.state.ended:
-        last = {"time": run.entry.end or run.entry.modified, "query": None, **_error_facts(run.entry.error)}
-        notes = [last, *notes]
-    return {"exceptions": notes}
+    return {"exceptions": request.state.run.exceptions()}
 
 
 def settings(request: Request) -> dict[str, Any]:
-    return {"settings": request.state.run.describe().get("settings") or []}
+    described = request.state.run.describe()
+    return {name: described.get(name) or [] for name in ("settings", "spark", "arguments")} | {
+        name: described.get(name) for name in ("directory", "config")
+    }
+
+
+def log_tail(request: Request) -> dict[str, Any]:
+    """`text` is None where the run has no log of its own: it was not detached."""
+    path, text = request.state.run.entry.log, None
+    with contextlib.suppress(OSError), open(path or "", "rb") as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - LOG_BYTES)
+        file.seek(begin)
+        lines = file.read(LOG_BYTES).decode(errors="replace").splitlines()[1 if begin else 0 :]
+        text = "\n".join(map(masked, lines))
+    return {"path": path, "text": text}
+
+
+def threads(request: Request) -> dict[str, Any]:
+    """Stacks by thread, of Python and, where Spark runs, of the JVM; of a run that has ended nothing."""
+    run: Run = request.state.run
+    if not run.live:
+        return {"python": [], "jvm": []}
+    frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = [(names.get(key, str(key)), "".join(traceback.format_stack(frame))) for key, frame in frames.items()]
+    jvm: list[dict[str, str]] = []
+    with contextlib.suppress(Exception):  # Spark ends
+        jvm = run.insight.threads() if run.insight is not None else []
+    return {"python": [{"name": name, "stack": stack} for name, stack in sorted(stacks)], "jvm": jvm}
 
 
 def savepoints(request: Request) -> dict[str, Any]:
     """Those that still exist, as far as this machine can see."""
     notes = [
-        {name: note.get(name) for name in ("path", "kind", "time", "bytes", "drained")}
+        {name: note.get(name) for name in ("path", "kind", "time", "bytes", "drained", "epochs")}
         for note in request.state.run.view.notes("savepoints")
         if (path := local_path(str(note["path"]))) is None or path.exists()
     ]

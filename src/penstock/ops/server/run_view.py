@@ -114,6 +114,14 @@ class QueryView:
         seconds = max(span, since - 2 * usual) / 1000
         return round(sum(rows for _, rows in islice(self.recent, 1, None)) / seconds, 3) if seconds > 0 else 0.0
 
+    @property
+    def busy(self) -> float | None:
+        """The share of time, over the newest epochs, that they took."""
+        if len(self.recent) < 2 or self.recent[-1][0] <= self.recent[0][0]:
+            return None
+        took = sum(islice(reversed(self.durations), len(self.recent) - 1))
+        return min(1.0, took / (self.recent[-1][0] - self.recent[0][0]))
+
     def duration_ms(self, share: float) -> float | None:
         return percentile(sorted(self.durations), share) if self.durations else None
 

@@ -47,6 +47,14 @@ class Run:
         described = self.describe().get("folder")
         return local_path(str(described)) if described else _folder_of(self.entry)
 
+    def exceptions(self) -> list[dict[str, Any]]:
+        """What has failed, the newest first: also what ended the run."""
+        notes, error, names = self.view.notes("exceptions"), self.entry.error, ("error", "happened", "safe", "to_do")
+        if not error or not self.entry.state.ended:
+            return notes
+        facts = {name: str(error.get(name) or "") for name in names}
+        return [{"time": self.entry.end or self.entry.modified, "query": None, **facts}, *notes]
+
     def record(self, query: str, epoch: int) -> CheckpointRecord | None:
         """The newest record of an epoch, while the job's folder keeps it."""
         of_epoch = [record for record in self.records(query) if record.epoch == epoch]

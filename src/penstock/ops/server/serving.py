@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import itertools
 import logging
 import os
 import secrets
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.ops.process.registry import Entry, Registry, register_driver
+from penstock.config.levels import FILE_VARIABLE
+from penstock.ops.process.registry import Entry, Registry, State, expected_run, now_ms, register_driver
 from penstock.ops.server import history
 from penstock.ops.server.control import Lifecycle, Operations
 from penstock.ops.server.history import HistoryWriter
@@ -25,7 +28,7 @@ from penstock.ops.server.metrics import Metrics
 from penstock.ops.server.run_view import RunView
 from penstock.ops.server.runs import OneRun, Run
 from penstock.processes import raise_file_limit
-from penstock.secrets import masked
+from penstock.secrets import MASK, is_secret, masked
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     """Register the job, listen for commands, follow its state, keep its history. At the end, record how it ended and
     close the server as soon as the clients that asked for the end have their answers. No failure here stops the job."""
     raise_file_limit()
+    before = Registry().read_entry(expected_run() or "")  # as the supervisor left it
     registration = register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, registration)
     operations = Operations()
@@ -61,6 +65,9 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     metrics = Metrics(view, registration, lifecycle, insight.positions if insight is not None else None)
     for listener in (view, lifecycle, writer, metrics):  # the view first: the others read it
         events.listen(listener.on_event)
+    for note in _death(before):
+        view.on_event(note)
+        writer.on_event(note)
 
     def run() -> Run:
         """As it is now. Asking the job brings its state up to date."""
@@ -108,6 +115,16 @@ def _keep_history(id: str, view: RunView, describe: Callable[[], Mapping[str, An
     return HistoryWriter(id, describe)
 
 
+def _death(before: Entry | None) -> list[dict[str, Any]]:
+    """How the driver before this one ended, as an event of that time, where only its supervisor could record it."""
+    error = before.error if before is not None and before.state is State.RESTARTING else None
+    if before is None or not error or not error["happened"].startswith("The driver "):
+        return []
+    about = {"query": None, "error": f"{error['happened']}\nSafe: {error.get('safe', '')}", "verdict": None}
+    seconds = max(0, now_ms() - before.modified) / 1000
+    return [{"time": before.modified / 1000, "event": "restarting", "seconds": seconds, **about}]
+
+
 def _describe(name: str, settings: Settings, insight: Insight | None) -> Mapping[str, Any]:
     """Asks the job, in a thread that may wait for Spark's answer."""
     try:
@@ -120,6 +137,11 @@ def _describe(name: str, settings: Settings, insight: Insight | None) -> Mapping
     return {
         "name": name,
         "directory": os.getcwd(),
+        "config": os.environ.get(FILE_VARIABLE),
+        "arguments": [
+            MASK if name.startswith("-") and is_secret(name) else masked(value)
+            for name, value in itertools.pairwise(["", *sys.argv[1:]])
+        ],
         "folder": masked(f"{storage.rstrip('/')}/{name}" if path is None else str(path / name)),
         "settings": [{"key": row["key"], "value": row["value"], "source": row["from"]} for row in settings.rows()],
         "checkpoints": _checkpoint_settings(settings),

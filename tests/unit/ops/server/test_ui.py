@@ -307,6 +307,42 @@ def test_a_program_is_run_where_its_run_was_started(ran: list[Any], registry: Re
     assert [folder for _, folder in ran] == [tmp_path, tmp_path]
 
 
+def test_a_run_is_started_again_as_it_was_started(ran: list[Any], registry: Registry, tmp_path: Path) -> None:
+    program = tmp_path / "job.py"
+    program.write_text("")
+    past = registered(registry, str(program), state=State.FAILED)
+    given = {
+        "state.backend.type": ("rocksdb", "-D"),
+        "execution.state-recovery.path": ("/sp/0", "-D"),
+        "penstock.restore.id": ("0" * 32, "-D"),
+        "rest.port": ("0", "default"),
+    }
+    description = {
+        "version": 1, "directory": str(tmp_path), "config": "/etc/penstock.yaml", "arguments": ["--topic", "payments"],
+        "settings": [{"key": key, "value": value, "source": source} for key, (value, source) in given.items()],
+    }  # fmt: skip
+    history_folder(past).mkdir(parents=True)
+    file = history_folder(past) / "description.json"
+    file.write_text(json.dumps(description))
+    start, backend = {"program": str(program), "run": past}, "-Dstate.backend.type=rocksdb"
+    restore = ["-Dexecution.state-recovery.path=/sp/0", f"-Dpenstock.restore.id={'0' * 32}"]
+    head, tail = ["run", "-d", "--json", "--config=/etc/penstock.yaml"], ["--", str(program), "--topic", "payments"]
+    with ui() as page:
+        assert page.ask("POST", "/penstock/v1/runs", start)[0] == 201
+        # With the same restore, which the job has done already, it resumes from its own checkpoint.
+        assert ran[-1] == ([*head, backend, *restore, *tail], tmp_path)
+        assert page.ask("POST", "/penstock/v1/runs", {**start, "from": "/sp/1"})[0] == 201
+        assert ran[-1][0] == [*head, backend, "--from-savepoint=/sp/1", "--claim-mode=no_claim", *tail]
+        assert page.ask("POST", "/penstock/v1/runs", {**start, "run": "0" * 32})[0] == 404
+        count = len(ran)
+        secret = {"key": "kafka.sasl.password", "value": "***", "source": "-D"}
+        file.write_text(json.dumps({**description, "settings": [secret]}))
+        status, answer = page.ask("POST", "/penstock/v1/runs", start)
+        assert status == 409
+        assert "-D kafka.sasl.password" in answer["errors"][0]
+        assert len(ran) == count
+
+
 def test_state_is_looked_up_by_the_command(ran: list[Any], registry: Registry, tmp_path: Path) -> None:
     past = registered(registry, "", storage=str(tmp_path / "ck"))
     with ui() as page:

@@ -6,11 +6,13 @@ import contextlib
 import http.client
 import json
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.ops.process.registry import Registry
 from penstock.ops.server.serving import serving
 from tests.support import fake_job
 from tests.support.fake_job import Served, Steered
@@ -54,6 +56,9 @@ class Insight:
 
     def transactions(self) -> dict[str, Any]:
         return {"transactions": [], "unseen": []}
+
+    def threads(self) -> list[dict[str, str]]:
+        return [{"name": "main (RUNNABLE)", "stack": "java.lang.Thread.run"}]
 
 
 @pytest.fixture
@@ -151,14 +156,40 @@ def test_the_rest_of_it(asked: Any) -> None:
     assert {"time", "query", "error", "happened", "safe", "to_do"} <= set(told[0])
     rows = asked("/penstock/v1/runs/RUN/settings")[1]["settings"]
     assert {"key": "rest.port", "value": "0", "source": "default"} in rows
+    assert isinstance(asked("/penstock/v1/runs/RUN/settings")[1]["arguments"], list)
+    assert asked("/penstock/v1/runs/RUN/log") == (200, {"path": None, "text": None})  # it was not detached
     [savepoint] = asked("/penstock/v1/runs/RUN/savepoints")[1]["savepoints"]
-    assert set(savepoint) == {"path", "kind", "time", "bytes", "drained"}
+    assert set(savepoint) == {"path", "kind", "time", "bytes", "drained", "epochs"}
     assert asked("/penstock/v1/runs/RUN/alignment?query=out&epoch=3")[0] == 404  # no job's folder, no record
     assert asked("/penstock/v1/runs/RUN/alignment?query=..%2f..&epoch=3")[0] == 404
     assert asked("/penstock/v1/runs/RUN/alignment")[0] == 400
     assert set(asked("/penstock/v1/runs/RUN/transactions")[1]) == {"transactions", "unseen"}
     assert asked("/penstock/v1/health") == (200, {"status": "ok"})
     assert asked("/penstock/v1/nothing")[0] == 404
+
+
+def test_the_end_of_its_log_without_secrets(living: Served, tmp_path: Path, registry: Registry) -> None:
+    file = tmp_path / "job.log"
+    file.write_text("the first line\n" * 10_000 + "INFO postgresql://me:hunter2@host/db\n")
+    living.end()
+    registry.put(replace(living.entry, log=str(file)))
+    with ui() as page:
+        body = page.ask("GET", f"/penstock/v1/runs/{living.id}/log")[1]
+        assert page.ask("GET", f"/penstock/v1/runs/{living.id}/log", token=None)[0] == 401
+    lines = body["text"].splitlines()
+    assert (lines[0], "hunter2" in body["text"], len(body["text"]) <= 1 << 16) == ("the first line", False, True)
+    assert lines[-1].startswith("INFO postgresql://me:")
+
+
+def test_the_threads_of_a_living_run(living: Served) -> None:
+    path = f"/penstock/v1/runs/{living.id}/threads"
+    threads = living.ask("GET", path)[1]
+    assert {"MainThread", "penstock-control"} <= {thread["name"] for thread in threads["python"]}
+    assert "test_the_threads_of_a_living_run" in str(threads["python"])
+    assert threads["jvm"] == [{"name": "main (RUNNABLE)", "stack": "java.lang.Thread.run"}]
+    living.end()
+    with ui() as page:
+        assert page.ask("GET", path) == (200, {"python": [], "jvm": []})
 
 
 def test_flinks_checkpoints(asked: Any) -> None:
@@ -186,15 +217,40 @@ def test_flinks_checkpoints(asked: Any) -> None:
 
 def test_flinks_other_paths(asked: Any, living: Served) -> None:
     assert asked("/v1/overview")[1]["jobs-running"] == (1 if living.thread.is_alive() else 0)
-    assert asked("/config")[1]["features"]["web-cancel"] is True
+    assert asked("/config")[1]["features"]["web-cancel"] is False  # its button asks by GET
     assert asked("/jobs")[1]["jobs"][0]["id"] == living.id
     detail = asked("/jobs/RUN")[1]
     plan = detail["plan"]
-    assert [node["id"] for node in plan["nodes"]] == ["out/source/in", "out", "out/sink/out"]
-    assert plan["nodes"][1]["inputs"][0]["id"] == "out/source/in"
-    assert (detail["jid"], len(detail["vertices"])) == (living.id, 1)
+    assert [node["id"] for node in plan["nodes"]] == ["out:source:in", "out", "out:sink:out"]
+    assert plan["nodes"][1]["inputs"][0]["id"] == "out:source:in"
+    assert detail["jid"] == living.id
+    source, query, sink = detail["vertices"]  # its dashboard needs one for each node
+    assert (query["id"], query["parallelism"], query["epoch"] is not None) == ("out", 2, True)
+    assert (query["metrics"]["write-records"], query["metrics"]["write-records-complete"]) == (30, True)
+    assert (sink["metrics"]["read-records"], sink["metrics"]["read-bytes"]) == (30, 3000)
+    assert not any(value for name, value in source["metrics"].items() if name.endswith("complete"))
     entries = asked("/jobs/RUN/exceptions")[1]["exceptionHistory"]["entries"]
     assert [entry["taskName"] for entry in entries] == ["out", "out"]
+    config = asked("/jobs/RUN/config")[1]["execution-config"]
+    assert config["user-config"]["rest.port"] == "0"
+    assert asked("/jobs/RUN/vertices/out:sink:out") == (200, {"subtasks": []})
+    assert asked("/jobs/RUN/vertices/out/watermarks") == (200, [])
+    busy, skew = asked("/jobs/RUN/vertices/out/subtasks/metrics?get=busyTimeMsPerSecond,numRecordsInPerSecond")[1]
+    assert busy.get("max") == (500 if living.thread.is_alive() else None)
+    assert skew == {"id": "numRecordsInPerSecond"}  # not known, but the dashboard wants it
+
+
+def test_flinks_checkpoints_of_one_query(asked: Any, living: Served) -> None:
+    if living.thread.is_alive():
+        living.events.emit("checkpoint", **checkpoint(9, "other", total_ms=900.0))
+        assert asked("/jobs/RUN/checkpoints")[1]["counts"]["completed"] == 4
+        one = asked("/jobs/RUN/checkpoints?query=other")[1]
+        assert (one["counts"]["completed"], one["latest"]["completed"]["id"], len(one["history"])) == (1, 9, 1)
+        assert one["summary"]["end_to_end_duration"]["max"] == 900
+        tasks = asked("/jobs/RUN/checkpoints/details/9")[1]["tasks"]
+        assert tasks["other"]["num_subtasks"] == 2
+        assert tasks["out:sink:out"]["latest_ack_timestamp"] == -1  # that query has no epoch 9
+    assert asked("/jobs/RUN/checkpoints?query=none")[1]["counts"]["total"] == 0
 
 
 def test_other_systems_are_asked_no_more_often_because_many_look(living: Served, insight: Insight) -> None:

@@ -47,21 +47,21 @@ export function post(path, body) {
 
 /** Paths with Flink's names. */
 export const flink = {
-  get: (path) => send("GET", path.slice(1), {}),
+  get: (path, params) => send("GET", path.slice(1), { params }),
   post: (path, body) => send("POST", path.slice(1), { body }),
   patch: (path) => send("PATCH", path.slice(1), { body: {} }),
 };
 
 const SERIES_MS = 5000;
 
-/** What charts show of a run. The whole history stands in it, so it is not read with every epoch, which moves a line by a
+/** What charts show of a query. It is the whole history, so it is not read with every epoch, which moves a line by a
  * pixel at most; `memory` is the tab's. */
 export async function series({ path, query, memory }) {
-  const { read } = memory;
-  if (!read || read.query !== query || performance.now() - read.at > SERIES_MS) {
-    memory.read = { query, at: performance.now(), series: (await get(`${path}/series`, { query })).series };
+  const read = (memory.series ??= {})[query];
+  if (!read || performance.now() - read.at > SERIES_MS) {
+    memory.series[query] = { at: performance.now(), values: (await get(`${path}/series`, { query })).series };
   }
-  return memory.read.series;
+  return memory.series[query].values;
 }
 
 export function own(path) {

@@ -10,8 +10,10 @@ const main = document.getElementById("main");
 let view = null;
 
 function route() {
-  const [first, id, tab, part] = location.hash.replace(/^#\/?/, "").split("/").map(decode);
-  return first === "runs" && id ? { id, tab: tab || "overview", part: part || null } : { id: null };
+  const [place, search] = location.hash.replace(/^#\/?/, "").split("?");
+  const [first, id, tab, part] = place.split("/").map(decode);
+  const query = new URLSearchParams(search ?? "").get("query");
+  return first === "runs" && id ? { id, tab: tab || "overview", part: part || null, query } : { id: null };
 }
 
 function decode(text) {
@@ -30,9 +32,11 @@ async function show() {
     view.move(wanted);
     return;
   }
+  const first = view === null;
   view?.close();
   patch(main);
   view = wanted.id === null ? new RunsView(main) : new RunView(main, wanted);
+  if (!first) main.focus(); // else it stays on nothing, and a screen reader is told nothing of the new view
 }
 
 /** A code is good once, so the address does not keep it. A tab that is open already needs none. */

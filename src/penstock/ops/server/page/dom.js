@@ -2,7 +2,7 @@
 // open. Whatever is not a node becomes a text node: nothing here ever reads markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "onkeydown", "ontoggle", "onpointermove", "onpointerleave"];
+const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "onkeydown", "ontoggle", "onpointermove", "onpointerleave", "onpointerdown", "onpointerup"];
 const KEEPS_OWN_VALUE = new Set(["INPUT", "SELECT", "TEXTAREA"]);
 
 export function h(tag, props, ...children) {

@@ -24,15 +24,20 @@ export function short(value) {
   return small.format(value);
 }
 
+/** In thousands, as the command line has it. */
 export function bytes(value) {
   if (missing(value)) return UNKNOWN;
   let unit = 0;
   let rest = value;
-  while (Math.abs(rest) >= 1024 && unit < 4) {
-    rest /= 1024;
+  while (Math.abs(rest) >= 1000 && unit < 4) {
+    rest /= 1000;
     unit += 1;
   }
-  return `${unit === 0 ? whole.format(rest) : small.format(rest)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+  return `${unit === 0 ? whole.format(rest) : small.format(rest)} ${["B", "kB", "MB", "GB", "TB"][unit]}`;
+}
+
+export function percent(share) {
+  return missing(share) ? UNKNOWN : `${whole.format(share * 100)} %`;
 }
 
 export function millis(value) {

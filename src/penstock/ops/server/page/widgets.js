@@ -54,6 +54,13 @@ export function facts(pairs, label) {
   return h("dl", { class: "facts", "aria-label": label }, shown.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value ?? UNKNOWN))));
 }
 
+/** A long text in two lines, the whole of it once it is opened. */
+export function clamp(text, most = 70) {
+  const whole = String(text ?? "");
+  if (whole.length <= most && !whole.includes("\n")) return whole;
+  return h("details", { class: "clamp" }, h("summary", null, whole));
+}
+
 export function card(title, ...content) {
   return h("section", { class: "card" }, h("h3", null, title), content);
 }
@@ -70,6 +77,15 @@ export function errorBox(failure, title = null) {
     h("p", { class: "error-title" }, icon("warning"), title ?? failure.error ?? "Error"),
     h("dl", null, sentences.filter(([, text]) => text).map(([name, text]) => h("div", null, h("dt", null, name), h("dd", null, text)))),
   );
+}
+
+/** Brings the chosen tab of each list into view, sideways only. */
+export function showChosenTabs() {
+  for (const chosen of document.querySelectorAll("[role=tab][aria-selected=true]")) {
+    const list = chosen.parentElement;
+    const [from, to] = [chosen.offsetLeft - list.offsetLeft, chosen.offsetLeft - list.offsetLeft + chosen.offsetWidth];
+    if (from < list.scrollLeft || to > list.scrollLeft + list.clientWidth) list.scrollLeft = from - 16;
+  }
 }
 
 /** A real tablist: arrows, Home and End move, and moving opens. `tabs` are [name, title]. */

@@ -5,7 +5,8 @@ import { chart } from "../chart.js";
 import { ask } from "../dialog.js";
 import { h, patch, s } from "../dom.js";
 import { bytes, count, millis, plain, UNKNOWN, words } from "../format.js";
-import { badge, button, card, errorBox, facts, panel, phaseBar, phaseLegend, table, tabs, time } from "../widgets.js";
+import { drawEach, loadEach, scopeNote, titled } from "../scope.js";
+import { badge, button, card, clamp, errorBox, facts, field, panel, phaseBar, phaseLegend, select, table, tabs, time } from "../widgets.js";
 
 const PAGE = 50;
 const PARTS = [["overview", "Overview"], ["history", "History"], ["summary", "Summary"], ["configuration", "Configuration"]];
@@ -15,30 +16,48 @@ export const checkpoints = {
   title: "Checkpoints",
 
   async load(context) {
-    const { path, jobPath, query, memory } = context;
+    const { path, jobPath } = context;
     const part = partOf(context);
-    if (part === "history") {
-      const before = memory.before?.at(-1);
-      return { part, ...(await get(`${path}/epochs`, { query, before, limit: PAGE })) };
-    }
     if (part === "configuration") return { part, config: await flink.get(`${jobPath}/checkpoints/config`) };
-    const [all, values] = await Promise.all([flink.get(`${jobPath}/checkpoints`), part === "summary" ? null : series(context)]);
-    return { part, all, series: values };
+    const each = await loadEach(context, async (query) => {
+      if (part === "history") return get(`${path}/epochs`, { query, before: paging(context, query).before?.at(-1), limit: PAGE });
+      const [all, values] = await Promise.all([flink.get(`${jobPath}/checkpoints`, { query }), part === "summary" ? null : series({ ...context, query })]);
+      return { all, series: values };
+    });
+    return { part, each };
   },
 
   draw(context, data) {
     const part = partOf(context);
-    const content = data.part !== part ? h("p", { class: "empty" }, "Reading …") : { overview: drawOverview, history: drawHistory, summary: drawSummary, configuration: drawConfiguration }[part](context, data);
-    return [tabs("Parts of the checkpoints", "part", PARTS, part, (name) => context.open(name)), panel("part", part, content)];
+    const drawers = { overview: drawOverview, history: drawHistory, summary: drawSummary };
+    const ready = data.part === part;
+    const note = scopeNote(context, part === "configuration" ? "These settings apply to every query of the job." : null);
+    let content = ready ? null : h("p", { class: "empty" }, "Reading …");
+    if (ready && part === "configuration") content = drawConfiguration(context, data);
+    else if (ready) content = [part === "overview" ? now(context) : null, part === "history" ? chooseOutcome(context) : null, drawEach(context, data.each, (uid, each) => drawers[part](context, each, uid))];
+    return [tabs("Parts of the checkpoints", "part", PARTS, part, (name) => context.open(name)), panel("part", part, [note, content])];
   },
 };
+
+/** Which page of a query's history is open, and which epoch. */
+function paging({ memory }, query) {
+  return ((memory.paging ??= {})[query] ??= {});
+}
 
 function partOf({ part }) {
   return PARTS.some(([name]) => name === part) ? part : "overview";
 }
 
-function drawOverview(context, { all, series: values }) {
+function now(context) {
+  return h("div", { class: "row" }, button("Checkpoint now", () => trigger(context), { disabled: !context.run.live, why: "The run cannot be steered: it has ended, or its address does not answer." }));
+}
+
+function drawOverview(context, { all, series: values }, uid) {
   const { counts = {}, latest = {} } = all;
+  const lines = values && [
+    [titled("End to End Duration", context, uid), [["whole", values.total_ms], ["commit", values.commit_ms]], millis],
+    [titled("State Size", context, uid), [["state", values.state_bytes]], bytes],
+  ];
   return [
     facts(
       [
@@ -48,18 +67,17 @@ function drawOverview(context, { all, series: values }) {
         ["Failed", count(counts.failed)],
         ["Restored", count(counts.restored)],
       ],
-      "Checkpoint counts",
+      titled("Checkpoint counts", context, uid),
     ),
-    button("Checkpoint now", () => trigger(context), { disabled: !context.run.live, why: "The run cannot be steered: it has ended, or its address does not answer." }),
     h(
       "div",
       { class: "cards" },
-      latestCard("Latest Completed Checkpoint", latest.completed),
-      latestCard("Latest Failed Checkpoint", latest.failed),
-      latestCard("Latest Savepoint", latest.savepoint),
-      latestCard("Latest Restore", latest.restored),
+      latestCard(titled("Latest Completed Checkpoint", context, uid), latest.completed),
+      latestCard(titled("Latest Failed Checkpoint", context, uid), latest.failed),
+      latestCard(context.several ? "Latest Savepoint, of all queries" : "Latest Savepoint", latest.savepoint),
+      latestCard(context.several ? "Latest Restore, of all queries" : "Latest Restore", latest.restored),
     ),
-    values ? h("div", { class: "charts" }, chart("End to End Duration", values.time, [["whole", values.total_ms], ["commit", values.commit_ms]], millis), chart("State Size", values.time, [["state", values.state_bytes]], bytes)) : null,
+    lines ? h("div", { class: "charts" }, lines.map(([title, each, unit]) => chart(title, values.time, each, unit))) : null,
   ];
 }
 
@@ -75,7 +93,7 @@ function latestCard(title, checkpoint) {
       checkpoint.end_to_end_duration === undefined ? null : ["End to End Duration", millis(checkpoint.end_to_end_duration)],
       checkpoint.state_size === undefined ? null : ["State Size", bytes(checkpoint.state_size)],
       path ? ["Path", h("code", null, path)] : null,
-      checkpoint.failure_message ? ["Cause", checkpoint.failure_message] : null,
+      checkpoint.failure_message ? ["Cause", clamp(checkpoint.failure_message)] : null,
     ]),
   );
 }
@@ -90,8 +108,18 @@ function trigger(context) {
   }).then(context.read);
 }
 
-function drawHistory(context, { epochs, more }) {
+function chooseOutcome(context) {
   const { memory } = context;
+  const change = (event) => {
+    memory.outcome = event.target.value;
+    context.draw();
+  };
+  return h("div", { class: "row" }, field("Show", select([["", "All"], ["failed", "Failed only"]], memory.outcome ?? "", change), "of the fifty below"));
+}
+
+function drawHistory(context, { epochs: page, more }, uid) {
+  const memory = paging(context, uid);
+  const epochs = context.memory.outcome === "failed" ? page.filter(({ outcome }) => outcome !== "complete") : page;
   const longest = Math.max(...epochs.map((epoch) => epoch.total_ms ?? 0), 0);
   const columns = [
     ["ID", (epoch) => opener(context, epoch)],
@@ -106,11 +134,11 @@ function drawHistory(context, { epochs, more }) {
     ["In flight", (epoch) => bytes(epoch.inflight_bytes), "number"],
   ];
   const key = (epoch) => `${epoch.query}:${epoch.epoch}:${epoch.opened}`;
-  const after = (epoch) => (memory.opened === key(epoch) ? openedRow(context, epoch, columns.length, key(epoch)) : null);
+  const after = (epoch) => (memory.opened === key(epoch) ? openedRow(context, memory, epoch, columns.length, key(epoch)) : null);
   return [
     phaseLegend(),
-    table("History, newest first", columns, epochs, { key, after, empty: "No checkpoint is complete yet." }),
-    h("div", { class: "row" }, button("Newer", () => turn(context, null), { disabled: !memory.before?.length, why: "These are the newest." }), button("Older", () => turn(context, epochs.at(-1)?.epoch), { disabled: !more, why: "There are no older ones." })),
+    table(titled("History", context, uid) + ", newest first", columns, epochs, { key, after, empty: page.length ? "None of these has failed." : "No checkpoint is complete yet." }),
+    h("div", { class: "row" }, button("Newer", () => turn(context, memory, null), { disabled: !memory.before?.length, why: "These are the newest." }), button("Older", () => turn(context, memory, page.at(-1)?.epoch), { disabled: !more, why: "There are no older ones." })),
   ];
 
   function opener(_, epoch) {
@@ -123,15 +151,14 @@ function drawHistory(context, { epochs, more }) {
   }
 }
 
-async function turn(context, before) {
-  const { memory } = context;
+async function turn(context, memory, before) {
   if (before === null) memory.before?.pop();
   else (memory.before ??= []).push(before);
   memory.opened = null;
   await context.read();
 }
 
-function openedRow(context, epoch, columns, key) {
+function openedRow(context, memory, epoch, columns, key) {
   const place = h("div", { "data-own": true, "data-key": `alignment-${key}` }, h("p", { class: "empty" }, "Reading the alignment …"));
   const row = h(
     "tr",
@@ -159,11 +186,11 @@ function openedRow(context, epoch, columns, key) {
       card("Alignment", place),
     ),
   );
-  if (context.memory.alignmentOf !== key) {
-    context.memory.alignmentOf = key;
-    context.memory.alignment = get(`${context.path}/alignment`, { query: epoch.query, epoch: epoch.epoch }).catch((failure) => failure);
+  if (memory.alignmentOf !== key) {
+    memory.alignmentOf = key;
+    memory.alignment = get(`${context.path}/alignment`, { query: epoch.query, epoch: epoch.epoch }).catch((failure) => failure);
   }
-  context.memory.alignment.then((answer) => patch(document.querySelector(`[data-key="${CSS.escape(`alignment-${key}`)}"]`) ?? place, drawAlignment(answer)));
+  memory.alignment.then((answer) => patch(document.querySelector(`[data-key="${CSS.escape(`alignment-${key}`)}"]`) ?? place, drawAlignment(answer)));
   return row;
 }
 
@@ -200,17 +227,17 @@ function alignmentBar({ started_ms: started, reached_ms: reached }, longest) {
 
 const MEASURES = [
   ["end_to_end_duration", "End to End Duration", millis],
-  ["checkpointed_size", "Checkpointed Data Size", bytes],
-  ["state_size", "Full Checkpoint Data Size", bytes],
-  ["processed_data", "Processed in-flight data", bytes],
+  ["checkpointed_size", "Written to sinks and in-flight log", bytes],
+  ["state_size", "State", bytes],
+  ["processed_data", "Written to sinks", bytes],
   ["persisted_data", "Persisted in-flight data", bytes],
 ];
 const STATISTICS = [["min", "Minimum"], ["avg", "Average"], ["max", "Maximum"], ["p50", "p50"], ["p90", "p90"], ["p95", "p95"], ["p99", "p99"], ["p999", "p99.9"]];
 
-function drawSummary(context, { all }) {
+function drawSummary(context, { all }, uid) {
   const measured = MEASURES.filter(([name]) => all.summary?.[name]);
   const columns = [["", ([, title]) => title], ...measured.map(([name, title, unit]) => [title, ([statistic]) => unit(known(all.summary[name][statistic])), "number"])];
-  return measured.length ? table("Summary of the complete checkpoints", columns, STATISTICS) : h("p", { class: "empty" }, "No checkpoint is complete yet.");
+  return measured.length ? table(titled("Summary of the complete checkpoints", context, uid), columns, STATISTICS) : h("p", { class: "empty" }, "No checkpoint is complete yet.");
 }
 
 function known(value) {

@@ -3,7 +3,8 @@
 import { get } from "../api.js";
 import { h } from "../dom.js";
 import { count, plain, seconds } from "../format.js";
-import { badge, card, errorBox, table, time } from "../widgets.js";
+import { scopeNote, within } from "../scope.js";
+import { badge, card, clamp, errorBox, table, time } from "../widgets.js";
 
 const AT_ONCE = 50;
 const ENDINGS = {
@@ -24,12 +25,14 @@ export const exceptions = {
   },
 
   draw(context, data) {
-    const newest = (list) => list.toSorted((a, b) => b.time - a.time).slice(0, AT_ONCE);
+    const newest = (list) => within(list, context).toSorted((a, b) => b.time - a.time).slice(0, AT_ONCE);
+    const whose = ["Query", (one) => one.query ?? "the whole job"];
     return [
-      card("Exceptions", data.exceptions.length ? newest(data.exceptions).map(drawException) : h("p", { class: "empty" }, "None.")),
+      scopeNote(context),
+      card("Exceptions", within(data.exceptions, context).length ? newest(data.exceptions).map(drawException) : h("p", { class: "empty" }, "None.")),
       card(
         "Restarts",
-        table("Restarts, newest first", [["Time", (one) => time(one.time)], ["Error", (one) => plain(one.error), "long"], ["Verdict", (one) => badge(one.verdict, "plain")], ["Tried again after", (one) => seconds(one.seconds), "number"]], newest(data.restarts), { empty: "None." }),
+        table("Restarts, newest first", [["Time", (one) => time(one.time)], whose, ["Error", (one) => clamp(plain(one.error)), "long"], ["Verdict", (one) => badge(one.verdict ?? "not known", "plain")], ["Tried again after", (one) => seconds(one.seconds), "number"]], newest(data.restarts), { empty: "None." }),
       ),
       card(
         "Recoveries",
@@ -37,7 +40,7 @@ export const exceptions = {
           "Recoveries, newest first",
           [
             ["Time", (one) => time(one.time)],
-            ["Query", (one) => plain(one.query)],
+            whose,
             ["Generation", (one) => count(one.generation), "number"],
             ["Next epoch", (one) => count(one.epoch), "number"],
             ["How it ended", (one) => [badge(one.action, "plain"), " ", ENDINGS[one.action] ?? ""]],
@@ -54,5 +57,5 @@ export const exceptions = {
 function drawException(exception) {
   const box = errorBox(exception);
   box.removeAttribute("role"); // a list of what is past, not an alarm
-  return h("article", { class: "exception", "data-key": `${exception.time} ${exception.error}` }, h("p", { class: "hint" }, time(exception.time), exception.query ? ` · ${exception.query}` : ""), box);
+  return h("article", { class: "exception", "data-key": `${exception.time} ${exception.error}` }, h("p", { class: "hint" }, time(exception.time), ` · ${exception.query ?? "the whole job"}`), box);
 }

@@ -4,23 +4,25 @@ import { get } from "../api.js";
 import { h, patch } from "../dom.js";
 import { millis } from "../format.js";
 import { Reader, Stream } from "../live.js";
-import { badge, errorBox, field, icon, panel, select, since, tabs, time } from "../widgets.js";
+import { badge, errorBox, field, icon, panel, select, showChosenTabs, since, tabs, time } from "../widgets.js";
 import { checkpoints } from "./checkpoints.js";
 import { configuration } from "./configuration.js";
 import { exceptions } from "./exceptions.js";
+import { log } from "./log.js";
 import { overview } from "./overview.js";
-import { savepoints } from "./savepoints.js";
+import { recoverButton, savepoints } from "./savepoints.js";
 import { state } from "./state.js";
 import { transactions } from "./transactions.js";
 
 const OVER = new Set(["FINISHED", "FAILED", "CANCELED", "SUSPENDED"]);
-const TABS = [overview, checkpoints, transactions, state, exceptions, savepoints, configuration];
+const TABS = [overview, checkpoints, transactions, state, exceptions, savepoints, log, configuration];
 
-/** What a tab is given: the run's `id`, its `detail` (the run and its queries), the chosen `query`, the `part` of the tab
- * that the address names, the newest `events`, `memory` that is its own, and ways to `draw` again or `read` again. Where it
- * loads for the first time, `detail` and `query` may not be known yet. */
+/** What a tab is given: the run's `id`, its `detail` (the run and its queries), the chosen `query` (null: all), the `uids`
+ * of those shown, whether there are `several`, the `part` of the tab that the address names, the newest `events`, `memory`
+ * that is its own, and ways to `choose` a query, to `draw` again or to `read` again. Where it loads for the first time,
+ * `detail` may not be known yet, and `uids` is the query of the address, or null for whichever there is. */
 export class RunView {
-  constructor(root, { id, tab, part }) {
+  constructor(root, { id, tab, part, query }) {
     this.id = id;
     this._root = root;
     this._tab = tabNamed(tab);
@@ -28,7 +30,7 @@ export class RunView {
     this._detail = null;
     this._data = null;
     this._failure = null;
-    this._query = null;
+    this._query = query ?? null;
     this._memories = new Map();
     this._closed = false;
     this._connection = document.getElementById("connection");
@@ -40,11 +42,12 @@ export class RunView {
     this._reader.now();
   }
 
-  move({ tab, part }) {
+  move({ tab, part, query }) {
     const wanted = tabNamed(tab);
-    if (wanted === this._tab && part === this._part) return;
+    if (wanted === this._tab && part === this._part && (query ?? null) === this._query) return;
     this._tab = wanted;
     this._part = part;
+    this._query = query ?? null;
     this._data = null;
     this._draw();
     this._reader.now();
@@ -58,20 +61,23 @@ export class RunView {
   }
 
   async _read() {
-    const [tab, part, asked] = [this._tab, this._part, this._query];
+    const [tab, part] = [this._tab, this._part];
     try {
-      // At once: what a tab loads needs nothing of the run but the query, and most jobs have one.
-      const loading = tab.load(this._context());
+      // At once: what a tab loads needs nothing of the run but its queries, and most jobs have one.
+      const asked = this._context();
+      const loading = tab.load(asked);
       loading.catch(() => null); // told below, unless the run's own failure comes first
       const detail = await get(`/runs/${encodeURIComponent(this.id)}`);
       if (this._closed) return;
       this._detail = detail;
-      this._query ??= detail.queries?.[0]?.uid ?? null;
+      if (!detail.queries?.some(({ uid }) => uid === this._query)) this._query = null;
       this._failure = null;
       this._follow(detail.run);
+      if (this._others === undefined && hasEnded(detail.run)) this._others = await get("/runs").then(({ runs }) => runs, () => []);
       this._draw();
       const query = this._query;
-      const fits = asked === query || (asked === null && detail.queries.length < 2);
+      const { uids } = this._context();
+      const fits = (asked.query === query && asked.uids.join() === uids.join()) || (asked.uids[0] === null && uids.length < 2);
       const data = await (fits || tab !== this._tab ? loading : tab.load(this._context()));
       if (this._closed || tab !== this._tab || part !== this._part || query !== this._query) return this._reader.ask();
       this._data = data;
@@ -97,20 +103,25 @@ export class RunView {
       jobPath: `/jobs/${encodeURIComponent(this.id)}`,
       detail: this._detail,
       run: this._detail?.run,
+      others: this._others ?? [],
       query: this._query,
+      uids: this._query === null && this._detail ? (this._detail.queries ?? []).map(({ uid }) => uid) : [this._query],
+      several: (this._detail?.queries ?? []).length > 1,
       part: this._part,
       events: this._stream.newest,
       memory: this._memories.get(this._tab.name),
       draw: () => this._draw(),
       read: () => this._reader.now(),
       open: (part) => this._go(this._tab.name, part),
+      choose: (query) => this._go(this._tab.name, this._part, query),
     };
   }
 
-  _go(tab, part = null) {
-    const address = `#/runs/${encodeURIComponent(this.id)}/${tab}${part ? `/${part}` : ""}`;
+  _go(tab, part = null, query = this._query) {
+    const search = query === null ? "" : `?${new URLSearchParams({ query })}`;
+    const address = `#/runs/${encodeURIComponent(this.id)}/${tab}${part ? `/${part}` : ""}${search}`;
     if (location.hash !== address) history.pushState(null, "", address);
-    this.move({ tab, part });
+    this.move({ tab, part, query });
   }
 
   _draw() {
@@ -129,30 +140,37 @@ export class RunView {
       back(),
       head(detail),
       failure,
+      this._tab === savepoints ? null : recovery(this._context()),
       detail.run.error ? h("div", { "data-key": "run-error" }, errorBox(detail.run.error, `${detail.run.state}: ${detail.run.error.error}`)) : null,
       drawDamage(detail.damage),
       this._chooseQuery(),
       tabs("Parts of this run", "tab", list, this._tab.name, (name) => this._go(name)),
       panel("tab", this._tab.name, content),
     );
+    const chooser = this._root.querySelector("[data-key=query] select");
+    if (chooser) chooser.value = this._query ?? ""; // which a person or another part of the page has changed
+    const place = `${this._tab.name} ${this._part}`;
+    if (this._shown !== place) showChosenTabs();
+    this._shown = place;
   }
 
   _chooseQuery() {
     const queries = this._detail.queries ?? [];
     if (queries.length < 2) return null;
-    const choose = (event) => {
-      this._query = event.target.value;
-      for (const memory of this._memories.values()) delete memory.before;
-      this._data = null;
-      this._draw();
-      this._reader.now();
-    };
-    return h("div", { class: "row", "data-key": "query" }, field("Query", select(queries.map(({ uid }) => [uid, uid]), this._query, choose)));
+    const options = [["", `All ${queries.length} queries`], ...queries.map(({ uid }) => [uid, uid])];
+    const choose = (event) => this._go(this._tab.name, this._part, event.target.value || null);
+    const chooser = select(options, this._query ?? "", choose);
+    return h("div", { class: "row", "data-key": "query" }, field("Query", chooser));
   }
 }
 
 export function hasEnded(run) {
   return (run.end !== null && run.end !== undefined && run.end >= 0) || (!run.live && OVER.has(run.state));
+}
+
+function recovery(context) {
+  const start = context.run.state === "FAILED" ? recoverButton(context) : null;
+  return start && h("div", { class: "row", "data-key": "recovery" }, start);
 }
 
 function drawDamage(damage) {
@@ -176,6 +194,6 @@ function head({ run, spark_ui: sparkUi }) {
     { class: "head", "data-key": "head" },
     h("h1", null, run.name),
     h("p", { class: "facts-line" }, badge(run.state), h("span", null, lasted), h("span", null, "started ", time(run.start)), h("span", null, `${run.restarts ?? 0} restart${run.restarts === 1 ? "" : "s"}`), h("code", null, run.id), spark),
-    hasEnded(run) ? h("p", { class: "ended", role: "status" }, `This run has ended (${run.state}). What follows is what it left.`) : null,
+    hasEnded(run) ? h("p", { class: `ended ${run.state === "FINISHED" ? "calm" : ""}`, role: "status" }, `This run has ended (${run.state}). What follows is what it left.`) : null,
   );
 }

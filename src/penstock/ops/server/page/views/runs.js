@@ -5,7 +5,7 @@ import { h, patch } from "../dom.js";
 import { millis } from "../format.js";
 import { Reader } from "../live.js";
 import { hasEnded as ended } from "./run.js";
-import { badge, errorBox, field, select, since, table, time } from "../widgets.js";
+import { badge, clamp, errorBox, field, select, since, table, time } from "../widgets.js";
 
 const EVERY_MS = 5000;
 const AT_ONCE = 100;
@@ -89,8 +89,8 @@ export class RunsView {
       ["Duration", (run) => (ended(run) ? millis(run.duration) : since(run.start)), "number"],
       ["Restarts", (run) => String(run.restarts ?? 0), "number"],
       ["Last savepoint", (run) => (run.savepoint ? h("code", null, run.savepoint) : "–"), "long"],
-      ["Error", (run) => (run.error ? run.error.happened : "–"), "long"],
-      ["Id", (run) => h("code", { title: run.id }, run.id.slice(0, 8))],
+      ["Error", (run) => (run.error ? clamp(run.error.happened) : "–"), "long"],
+      ["Id", (run) => h("code", { title: run.id }, run.id.slice(0, 8)), "short"],
     ];
     const empty = this._runs.length ? "No run is like that." : "No job has run on this machine yet. Start one with `penstock run job.py`.";
     return table("Runs", columns, runs.slice(0, this._shown), { key: (run) => run.id, empty });

@@ -5,6 +5,7 @@ import { get, post } from "../api.js";
 import { ask } from "../dialog.js";
 import { h } from "../dom.js";
 import { bytes, count, plain, seconds, UNKNOWN } from "../format.js";
+import { scopeNote, titled, within } from "../scope.js";
 import { badge, button, field, meter, select, table } from "../widgets.js";
 
 const ORDER = ["in doubt", "prepared", "open", "lost", "committed"];
@@ -20,7 +21,8 @@ export const transactions = {
     return { transactions: all.transactions ?? [], unseen: all.unseen ?? [], sinks: inflight.sinks ?? [] };
   },
 
-  draw(context, { transactions: all, unseen, sinks }) {
+  draw(context, loaded) {
+    const [all, unseen, sinks] = [loaded.transactions, loaded.unseen, loaded.sinks].map((list) => within(list, context));
     const chosen = (context.memory.chosen ??= new Set());
     const left = all.filter(({ state }) => !ENDED.has(state));
     const ids = new Set(left.map(({ id }) => id));
@@ -28,6 +30,7 @@ export const transactions = {
     const sorted = all.toSorted((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (b.age_seconds ?? 0) - (a.age_seconds ?? 0) || (b.epoch ?? 0) - (a.epoch ?? 0));
     const holding = all.filter((one) => one.holds_back);
     return [
+      scopeNote(context),
       holding.length ? h("p", { class: "weakest", role: "status" }, `Readers with read_committed are held back by ${holding.length}: ${holding.slice(0, 3).map(({ id }) => id).join(", ")}${holding.length > 3 ? " …" : ""}`) : null,
       left.length ? drawActions(context, left.filter(({ id }) => chosen.has(id))) : h("p", { class: "hint" }, NOTHING_OPEN),
       drawTable(context, sorted, chosen),
@@ -61,7 +64,7 @@ function drawTable(context, rows, chosen) {
     ["Age beside timeout", (one) => age(one)],
     ["Readers", (one) => (one.holds_back ? badge("holds back", "bad") : "pass")],
   ];
-  return table("Transactions of the sinks", columns, rows, { key: (one) => `${one.query} ${one.sink} ${one.id} ${one.epoch} ${one.generation} ${one.partition}`, empty: "None has ended lately, either." });
+  return table(context.query === null ? "Transactions of the sinks" : titled("Transactions", context, context.query), columns, rows, { key: (one) => `${one.query} ${one.sink} ${one.id} ${one.epoch} ${one.generation} ${one.partition}`, empty: "None has ended lately, either." });
 }
 
 function age({ age_seconds: old, timeout_seconds: timeout }) {
