@@ -5,26 +5,12 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+import tempfile
 from pathlib import Path
 
 from penstock.cli.program import prepare_environment
-from penstock.dev.demo import run
-from penstock.dev.demo.result import DemoResult
+from penstock.dev.demo.run import Demo, DemoOptions
 from tests.support.proof import recorded
-
-_KEPT = (
-    "rows_in",
-    "rows_out",
-    "lost",
-    "duplicated",
-    "unexpected",
-    "totals_wrong",
-    "totals_duplicated",
-    "kills",
-    "recoveries",
-    "epochs",
-    "error",
-)
 
 
 def main() -> int:
@@ -35,22 +21,15 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="keep the result in this file, for make proof")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else secrets.randbelow(1_000_000)
-    results: list[DemoResult] = []
-
-    class View(run.View):
-        def verdict(self, result: DemoResult) -> None:
-            super().verdict(result)
-            results.append(result)
-
-    run.View = View  # type: ignore[misc]
     prepare_environment()
     command = f'make soak SOAK="--rows {given.rows} --kills {given.kills} --seed {seed}"'
-    with recorded(given.record, "the demo", command, seed) as numbers:
-        status = run.run_demo(run.DemoOptions(rows=given.rows, kills=given.kills, seed=seed))
-        if results:
-            told = results[0].to_dict()
-            numbers |= {"ok": results[0].ok, **{name: told[name] for name in _KEPT}}
-    return status
+    with recorded(given.record, "the demo", command, seed) as numbers, tempfile.TemporaryDirectory() as folder:
+        result = Demo(DemoOptions(rows=given.rows, kills=given.kills, seed=seed), Path(folder)).play()
+        verdicts = {name: verdict.to_dict() for name, verdict in result.verdicts.items()}
+        numbers |= {"ok": result.ok, "error": result.error, "epochs": result.epochs, **verdicts}
+        numbers |= {"kills": len(result.killed_after), "recoveries": len(result.recovery_seconds)}
+    sys.stdout.write("\n".join(result.lines()) + "\n")
+    return 0 if result.ok else 1
 
 
 if __name__ == "__main__":

@@ -85,9 +85,8 @@ def full(folder: Path) -> str:
     report.faults["JVM killed"] += 1
     report.rows["copy"] += 600
     kept(folder, "real-time-chaos", "1 broker, local", **report.numbers)
-    totals = {"totals_wrong": 0, "totals_duplicated": 0, "recoveries": 6, "epochs": 70}
-    rows = {"rows_in": 500, "rows_out": 500, "lost": 0, "duplicated": 0, "unexpected": 0, "kills": 6}
-    kept(folder, "soak", "the demo", **rows, **totals)
+    rows = {"expected": 500, "found": 500, "lost": 0, "duplicated": 0, "unexpected": 0}
+    kept(folder, "soak", "the demo", payments=rows, totals=rows, kills=6, recoveries=6, epochs=70)
     broken = {"states": 900, "violated": "NothingLost"}
     kept(folder, "specification", "Epochs", bounds={"Runs": 3}, states=62456, violated="", bugs={"no claim": broken})
     return make_proof.page(folder)
