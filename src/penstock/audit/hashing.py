@@ -1,8 +1,8 @@
 """Spark's `xxhash64` of whole columns, computed by numpy over Arrow's or Kafka's bytes.
 
 A checksum in the ledger is a sum of such hashes, made by Spark in the writers' tasks. This computes it once more, from
-what is visible, and shares no code with `engine.checksum`. A row's hash is a chain: each column's hash is the seed of
-the next, a null leaves the seed as it is, and behind the columns comes one boolean for each that may be null.
+what is visible. A row's hash is a chain: each column's hash is the seed of the next, a null leaves the seed as it is,
+and behind the columns comes one boolean for each that may be null.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
 Layout = tuple[bool, ...]
 """Of each column, whether its null is part of the hash: Spark leaves it out where a column is never null."""
 
-_P1, _P2, _P3, _P4, _P5 = (
-    np.uint64(prime)
-    for prime in (
-        0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5,
-    )
-)  # fmt: skip
+_PRIMES = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+_P1, _P2, _P3, _P4, _P5 = map(np.uint64, _PRIMES)
 _SEED = 42
 _DIGITS = 18  # decimals of more are hashed as bytes
 
@@ -35,8 +32,12 @@ class Spans:
     """Texts or bytes: where each begins in `data` and how long it is; a negative length is null."""
 
     data: npt.NDArray[np.uint8]
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    starts: I64
+    lengths: I64
+
+    @property
+    def nulls(self) -> Any:
+        return self.lengths < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Numbers:
 
     values: U64
     width: int
-    nulls: npt.NDArray[np.bool_]
+    nulls: Any
 
 
 Values = Spans | Numbers
@@ -56,7 +57,7 @@ def hash_rows(columns: Sequence[Values], rows: int) -> U64:
     hashes = np.full(rows, _SEED, np.uint64)
     for column in columns:
         if isinstance(column, Spans):
-            hashes = _hash_spans(hashes, column)
+            hashes = np.where(column.nulls, hashes, _hash_spans(hashes, column))
         else:
             hashes = np.where(column.nulls, hashes, _hash_numbers(hashes, column.values, column.width))
     return hashes
@@ -65,62 +66,42 @@ def hash_rows(columns: Sequence[Values], rows: int) -> U64:
 def finish(hashes: U64, columns: Sequence[Values], layout: Layout) -> U64:
     """The rows' hashes as Spark has them, where the columns may be null as `layout` says."""
     for column, nullable in zip(columns, layout, strict=True):
-        if nullable:
-            nulls = column.lengths < 0 if isinstance(column, Spans) else column.nulls
-            hashes = _hash_numbers(hashes, nulls.astype(np.uint64), 4)
+        hashes = _hash_numbers(hashes, column.nulls.astype(np.uint64), 4) if nullable else hashes
     return hashes
 
 
 def values_of(array: pa.Array) -> Values:
     """An Arrow column as it is hashed. `TypeError` for a type whose hash is not known here."""
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        return values_of(array.dictionary_decode())
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+    kind, nulls = array.type, np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
+    signed: Any
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind):
         return values_of(array.cast(pa.large_binary()))
-    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+    if pa.types.is_large_binary(kind):
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-        lengths = np.where(_nulls(array), -1, np.diff(ends))
-        return Spans(np.frombuffer(data or b"", np.uint8), ends[:-1], lengths)
+        return Spans(np.frombuffer(data or b"", np.uint8), ends[:-1], np.where(nulls, -1, np.diff(ends)))
     if pa.types.is_decimal(kind) and kind.precision > _DIGITS:
         return values_of(pa.array([_java_bytes(value, kind.scale) for value in array.to_pylist()], pa.large_binary()))
-    return _numbers(array)
-
-
-def _numbers(array: pa.Array) -> Numbers:
-    kind, nulls = array.type, _nulls(array)
-    signed: Any
     if pa.types.is_decimal(kind):
         wide = array.cast(pa.decimal128(38, kind.scale))  # 16 bytes each, of which 8 hold so few digits
         signed = np.where(nulls, 0, np.frombuffer(wide.buffers()[1], np.int64)[2 * wide.offset :: 2][: len(array)])
     elif pa.types.is_floating(kind):
-        # Spark knows one zero and one NaN.
-        real = np.ascontiguousarray(_plain(array, np.float64 if kind.bit_width == 64 else np.float32)) + 0.0
-        real[np.isnan(real)] = np.nan
-        signed = real.view(np.int64 if kind.bit_width == 64 else np.int32)
+        signed = np.ascontiguousarray(_filled(array)) + 0.0  # Spark knows one zero and one NaN
+        signed[np.isnan(signed)] = np.nan
     elif pa.types.is_timestamp(kind):
-        signed = _plain(array.cast(pa.timestamp("us", kind.tz)).view(pa.int64()), np.int64)
+        signed = _filled(array.cast(pa.timestamp("us", kind.tz)).view(pa.int64()))
     elif pa.types.is_date32(kind):
-        signed = _plain(array.view(pa.int32()), np.int32)
-    elif pa.types.is_boolean(kind) or pa.types.is_int8(kind) or pa.types.is_int16(kind):
-        signed = _plain(array.cast(pa.int32()), np.int32)
-    elif pa.types.is_int32(kind) or pa.types.is_int64(kind):
-        signed = _plain(array, np.int32 if pa.types.is_int32(kind) else np.int64)
+        signed = _filled(array.view(pa.int32()))
+    elif pa.types.is_boolean(kind) or pa.types.is_signed_integer(kind):
+        signed = _filled(array if pa.types.is_int64(kind) else array.cast(pa.int32()))
     else:
         raise TypeError(f"{kind} cannot be hashed")
     width = signed.dtype.itemsize
     return Numbers(signed.view(np.uint32 if width == 4 else np.uint64).astype(np.uint64), width, nulls)
 
 
-def _plain(array: pa.Array, kind: Any) -> npt.NDArray[Any]:
-    return np.asarray(pc.fill_null(array, pa.scalar(0, array.type)).to_numpy(zero_copy_only=False), kind)
-
-
-def _nulls(array: pa.Array) -> npt.NDArray[np.bool_]:
-    if not array.null_count:
-        return np.zeros(len(array), np.bool_)
-    return np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
+def _filled(array: pa.Array) -> Any:
+    return pc.fill_null(array, pa.scalar(0, array.type)).to_numpy(zero_copy_only=False)
 
 
 def _java_bytes(value: Any, scale: int) -> bytes | None:
@@ -131,8 +112,7 @@ def _java_bytes(value: Any, scale: int) -> bytes | None:
 
 
 def _hash_numbers(seeds: U64, values: U64, width: int) -> U64:
-    hashes = seeds + _P5 + np.uint64(width)
-    return _avalanche(_word4(hashes, values) if width == 4 else _word8(hashes, values))
+    return _avalanche((_word4 if width == 4 else _word8)(seeds + _P5 + np.uint64(width), values))
 
 
 def _hash_spans(seeds: U64, column: Spans) -> U64:
@@ -156,25 +136,25 @@ def _hash_spans(seeds: U64, column: Spans) -> U64:
     at = column.starts + (lengths & ~3)
     for number in range(3):
         for live in _chosen(lengths & 3 > number):
-            hashes[live] = _byte(hashes[live], data[number:][at[live]].astype(np.uint64))
-    return np.where(column.lengths < 0, seeds, _avalanche(hashes))
+            hashes[live] = _turn(hashes[live] ^ (data[number:][at[live]].astype(np.uint64) * _P5), 11) * _P1
+    return _avalanche(hashes)
 
 
-def _chosen(rows: npt.NDArray[np.bool_]) -> list[Any]:
+def _chosen(rows: Any) -> list[Any]:
     """An index of the rows that are True; none where there is no such row. All of them need no copy."""
     if rows.all():
         return [slice(None)] if rows.size else []
     return [np.flatnonzero(rows)] if rows.any() else []
 
 
-def _stripes(seeds: U64, words: Any, starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> U64:
+def _stripes(seeds: U64, words: Any, starts: I64, counts: I64) -> U64:
     lanes = [seeds + _P1 + _P2, seeds + _P2, seeds + np.uint64(0), seeds - _P1]
     for number in range(int(counts.max())):
         for live in _chosen(counts > number):
             at = starts[live]
             for lane, sums in enumerate(lanes):
                 sums[live] = _round(sums[live], words[32 * number + 8 * lane :][at])
-    hashes = sum(_turn(sums, by) for sums, by in zip(lanes, (1, 7, 12, 18), strict=True))
+    hashes: Any = sum(_turn(sums, by) for sums, by in zip(lanes, (1, 7, 12, 18), strict=True))
     for sums in lanes:
         hashes = (hashes ^ _round(np.uint64(0), sums)) * _P1 + _P4
     return np.asarray(hashes, np.uint64)
@@ -188,16 +168,12 @@ def _round(sums: Any, words: Any) -> Any:
     return _turn(sums + words * _P2, 31) * _P1
 
 
-def _word8(hashes: U64, words: U64) -> U64:
-    return np.asarray(_turn(hashes ^ _round(np.uint64(0), words), 27) * _P1 + _P4, np.uint64)
+def _word8(hashes: Any, words: Any) -> Any:
+    return _turn(hashes ^ _round(np.uint64(0), words), 27) * _P1 + _P4
 
 
-def _word4(hashes: U64, words: U64) -> U64:
-    return np.asarray(_turn(hashes ^ (words * _P1), 23) * _P2 + _P3, np.uint64)
-
-
-def _byte(hashes: U64, values: U64) -> U64:
-    return np.asarray(_turn(hashes ^ (values * _P5), 11) * _P1, np.uint64)
+def _word4(hashes: Any, words: Any) -> Any:
+    return _turn(hashes ^ (words * _P1), 23) * _P2 + _P3
 
 
 def _avalanche(hashes: U64) -> U64:

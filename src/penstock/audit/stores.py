@@ -195,7 +195,8 @@ def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns) -> Visib
         cursor: Any = connection.cursor(pymysql.cursors.SSCursor)
         cursor.execute(f"SELECT '', {names} FROM `{database}`.`{table}`")
         parts = _by_first(cursor, columns, f"{database}.{table}")
-    return Visible(parts=dict(parts), group=lambda writer: "")
+    exact = bool(columns) and not any(pa.types.is_float32(field.type) for field in columns)  # it shows six digits
+    return Visible(parts=parts, group=lambda writer: "", trusted=exact)
 
 
 def _by_first(cursor: Any, columns: Columns, where: str) -> dict[Hashable, Part]:

@@ -65,13 +65,15 @@ def audit(
 
 
 def columns_of(job: Job) -> dict[str, Any]:
-    """What the program writes into the sink of each query, as Arrow has it; of an epoch function only it knows."""
+    """What the program writes into the sink of each query, as Arrow has it. Left out where only the sink knows: of an
+    epoch function, and where it turns columns into JSON."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
 
     columns: dict[str, Any] = {}
     for plan in job._plans.values():
         for uid, sink in plan.sinks.items() if plan.as_it_is else ():
-            fields = sink.shape(plan.frame).schema.fields
-            columns[uid] = [pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC"), f.nullable) for f in fields]
+            fields, before = sink.shape(plan.frame).schema.fields, plan.frame.schema.fields
+            if [field.dataType for field in fields] == [field.dataType for field in before]:
+                columns[uid] = [pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC"), f.nullable) for f in fields]
     return columns

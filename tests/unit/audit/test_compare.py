@@ -1,4 +1,4 @@
-"""Decided beside visible: what is lost, doubled, changed or torn is named with its epoch and writer, nothing else is."""
+"""Decided beside visible: what is lost, doubled, changed or torn is named with its epoch and writer."""
 
 from __future__ import annotations
 
