@@ -41,6 +41,10 @@ class Decided:
     payload: Mapping[str, Any] = field(default_factory=dict)
 
 
+Later = Callable[[], Sequence[Decided]]
+"""Asked when a place has been read: the other writers that may have become visible in it by then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """`rows` that are not accounted for; at least so many, where rows were changed."""
@@ -83,6 +87,16 @@ class Part:
         self.sums = [mine + more for mine, more in zip(self.sums, other.sums, strict=False)]  # of both, or none
         self.hashes += other.hashes
 
+    def every_hash(self) -> U64:
+        return np.concatenate([np.empty(0, np.uint64), *self.hashes])
+
+    def without(self, copied: Part) -> Part:
+        """The rows here that are no rows of `copied`."""
+        copies = np.isin(self.every_hash(), copied.every_hash())
+        rest = Part(self.where)
+        rest.rows, rest.hashes = self.rows - int(copies.sum()), [self.every_hash()[~copies]]
+        return rest
+
 
 @dataclass
 class Visible:
@@ -120,8 +134,8 @@ def compare(decided: Sequence[Decided], visible: Visible, *, shared: bool = Fals
             absent += [key] if not part.rows else []
             findings.append(_finding(LOST, writers, rows - part.rows, f"{part.rows} of {rows} rows are visible"))
         else:
-            twice = _twice(part.hashes)
-            kind = DUPLICATE if part.rows - rows <= twice else ABORTED
+            twice = part.rows - len(np.unique(part.every_hash()))
+            kind = DUPLICATE if part.hashes and part.rows - rows <= twice else ABORTED
             why = f"{part.rows} rows are visible, {rows} were decided: {part.where}"
             findings.append(_finding(kind, writers, part.rows - rows, why))
     findings += _torn(groups, absent)
@@ -158,11 +172,6 @@ def _sum(writers: Sequence[Decided]) -> int:
     return sum(writer.checksum for writer in writers) % MODULO
 
 
-def _twice(hashes: Sequence[U64]) -> int:
-    every = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
-    return len(every) - len(np.unique(every))
-
-
 def _torn(groups: Mapping[Hashable, list[Decided]], absent: Sequence[Hashable]) -> Iterator[Finding]:
     by_epoch: dict[tuple[int, int], list[Hashable]] = {}
     for key, writers in groups.items():
@@ -179,16 +188,13 @@ def _surplus(
 ) -> Iterator[Finding]:
     """Rows of no decided writer: copies of a writer's rows, or rows that were never sent."""
     for other in visible.others:
-        left = other.rows
-        mine = np.concatenate(other.hashes) if other.hashes else np.empty(0, np.uint64)
-        for key, part in visible.parts.items() if mine.size else ():
-            copies = int(np.isin(mine, np.concatenate(part.hashes)).sum()) if part.hashes and key in groups else 0
-            if copies:
-                left -= copies
-                why = f"rows of this writer are visible once more: {other.where}"
-                yield _finding(DUPLICATE, groups[key], copies, why)
-        if left > 0 and not shared:
-            yield _finding(ABORTED, decided, left, f"no decided writer sent these rows: {other.where}")
+        for key, part in visible.parts.items():
+            rest = other.without(part) if key in groups else other
+            if copies := other.rows - rest.rows:
+                yield _finding(DUPLICATE, groups[key], copies, f"its rows are visible once more: {other.where}")
+            other = rest
+        if other.rows and not shared:
+            yield _finding(ABORTED, decided, other.rows, f"no decided writer sent these rows: {other.where}")
 
 
 def _finding(kind: str, writers: Sequence[Decided], rows: int, why: str) -> Finding:

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.audit.compare import KEPT_HASHES, Decided, Part, Visible
+from penstock.audit.compare import KEPT_HASHES, Decided, Later, Part, Visible
 from penstock.audit.hashing import I64, Spans, Values
 from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
@@ -90,28 +90,31 @@ class KafkaReader:
         self._layouts = list(product((True, False), repeat=2 if sink.topic else 3))
         self._waiting, self._hashed = list[tuple[Part, bytes, int]](), 0
 
-    def read(self, decided: Sequence[Decided]) -> Visible:
+    def read(self, decided: Sequence[Decided], later: Later) -> Visible:
         topics = sorted({topic for writer in decided for topic in writer.payload.get("topics", ())})
         with (
             closing(Connections(self._sink.servers, self._sink.options)) as connections,
             ThreadPoolExecutor(1) as ahead,
         ):
             for topic in topics:
-                if topic not in self._partitions:
-                    self._partitions[topic] = connections.ask(partial(_describe, topic), Deadline(_SECONDS))
+                known = {partition.number: partition for partition in self._partitions.get(topic, ())}
+                found = connections.ask(partial(_describe, topic), Deadline(_SECONDS))
+                self._partitions[topic] = [replace(known.get(each.number, each), node=each.node) for each in found]
                 for partition in self._partitions[topic]:
                     self._advance(partition, partial(_fetch, connections, partition), ahead)
-        return self._attribute(decided, [part for topic in topics for part in self._partitions[topic]])
+        return self._attribute(decided, later(), [part for topic in topics for part in self._partitions[topic]])
 
-    def _attribute(self, decided: Sequence[Decided], partitions: Sequence[Partition]) -> Visible:
+    def _attribute(
+        self, decided: Sequence[Decided], later: Sequence[Decided], partitions: Sequence[Partition]
+    ) -> Visible:
         visible, begun = Visible(), dict[Producer, list[tuple[int, Decided]]]()
-        for writer in sorted(decided, key=lambda writer: writer.payload.get("started", 0)):
+        for writer in sorted([*decided, *later], key=lambda writer: writer.payload.get("started", 0)):
             payload = writer.payload
             if "started" in payload:
                 producer = payload["producer_id"], payload["producer_epoch"]
                 begun.setdefault(producer, []).append((payload["started"], writer))
-            else:
-                visible.gone[visible.group(writer)] = "it was decided without the number of its producer"
+            if any(not self._partitions.get(topic) for topic in payload.get("topics", ())) or "started" not in payload:
+                visible.gone[visible.group(writer)] = "the topic is gone, or the ledger lacks the producer's number"
         for partition in partitions:
             strangers, since = list[Segment](), partition.position
             for segment in partition.committed:
@@ -184,8 +187,11 @@ class KafkaReader:
 def _describe(topic: str, admin: Any) -> list[Partition]:
     from kafka import TopicPartition
 
-    resource = kafka_python().ConfigResource("TOPIC", topic, ["cleanup.policy"])
-    answer = admin.describe_configs([resource], config_filter="all")
+    resource, errors = kafka_python().ConfigResource("TOPIC", topic, ["cleanup.policy"]), kafka_python().errors
+    try:
+        answer = admin.describe_configs([resource], config_filter="all")
+    except errors.UnknownTopicOrPartitionError:
+        return []
     policy = str(next(iter(next(iter(answer.values())).values()))["cleanup.policy"]["value"])
     leaders = {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
     starts = admin.list_partition_offsets({TopicPartition(topic, number): _EARLIEST for number in leaders})
@@ -237,14 +243,19 @@ def _plain(batch: Batch) -> bytes:
 
 def _columns(blob: bytes, count: int) -> list[Values]:
     """Value and key of each record, in Spark's order. Only the way from record to record is a loop."""
-    starts, at = [0] * count, 0
-    for number in range(count):
-        length, shift = blob[at], 7
+    starts, at = list[int](), 0
+    for _ in range(count):
+        low, high = blob[at], blob[at + 1]
+        if low > 127 and high < 128:  # most records: a length of two bytes
+            starts.append(at + 2)
+            at += 2 + ((low & 127 | high << 7) >> 1)
+            continue
+        length, shift = low, 7
         at += 1
         while length >> shift:  # its last byte was above 127
             length += (blob[at] - 1) << shift
             at, shift = at + 1, shift + 7
-        starts[number] = at
+        starts.append(at)
         at += length >> 1
     data = np.frombuffer(blob, np.uint8)
     _, place = _varints(data, np.array(starts, np.int64) + 1)  # behind the attributes: the time

@@ -7,9 +7,10 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from penstock.audit.compare import ANOMALIES, Decided, Finding, Visible, compare
+from penstock.audit.compare import ANOMALIES, Decided, Finding, Later, Visible, compare
 from penstock.audit.kafka import KafkaReader
 from penstock.audit.stores import Columns, read_files, read_mysql, read_postgres, read_table
 from penstock.checkpoint.decision import Committable
@@ -17,8 +18,7 @@ from penstock.checkpoint.ledger import Manifest
 from penstock.checkpoint.open import history_of
 from penstock.engine.settlement import JobLedgers, QueryLedger
 
-Reader = Callable[[Sequence[Decided]], Visible]
-_READERS: Mapping[str, Callable[[Any, Sequence[Decided], Columns], Visible]] = {
+_READERS: Mapping[str, Callable[[Any, Sequence[Decided], Columns, Later], Visible]] = {
     "FileSink": read_files, "DeltaSink": read_table, "IcebergSink": read_table,
     "PostgresSink": read_postgres, "MySqlSink": read_mysql,
 }  # fmt: skip
@@ -90,66 +90,69 @@ class Audit:
         self, ledgers: JobLedgers, sinks: Mapping[str, Any], columns: Mapping[str, Columns], *, shared: bool = False
     ) -> None:
         self._ledgers, self._sinks, self._columns, self._shared = ledgers, sinks, columns, shared
-        self._readers: dict[str, Reader] = {}
+        self._kafka: dict[str, KafkaReader] = {}
 
     def run(self) -> Report:
         report = Report(self._ledgers.job)
         for query in self._ledgers.queries:
-            decided, pending = decided_of(query)
-            for uid in sorted({*query.sinks, *(writer.sink for writer in decided)}):
-                mine = [writer for writer in decided if writer.sink == uid]
-                epochs = sorted({writer.epoch for writer in mine})
-                rows = sum(writer.rows for writer in mine)
-                facts = {"query": query.uid, "sink": uid, "kind": type(self._sinks.get(uid)).__name__}
-                span = {"first_epoch": epochs[0], "last_epoch": epochs[-1]} if epochs else {}
-                report.sinks.append(
-                    {**facts, "first_epoch": None, "last_epoch": None, **span, "writers": len(mine), "rows": rows,
-                     "not_yet": pending}
-                )  # fmt: skip
+            complete, under_way = decided_of(query)
+            for uid in sorted({*query.sinks, *(writer.sink for writer in complete)}):
+                mine = [writer for writer in complete if writer.sink == uid]
+                epochs = [writer.epoch for writer in mine]
+                report.sinks.append({
+                    "query": query.uid, "sink": uid, "kind": type(self._sinks.get(uid)).__name__,
+                    "first_epoch": min(epochs, default=None), "last_epoch": max(epochs, default=None),
+                    "writers": len(mine), "rows": sum(writer.rows for writer in mine),
+                    "not_yet": len({writer.epoch for writer in under_way if writer.sink == uid}),
+                })  # fmt: skip
                 if mine:
-                    report.findings += compare(mine, self._reader(uid)(mine), shared=self._shared)
+                    visible = self._read(uid, mine, partial(_later, query, uid, mine))
+                    report.findings += compare(mine, visible, shared=self._shared)
         return report
 
-    def _reader(self, uid: str) -> Reader:
-        if uid not in self._readers:
-            sink = self._sinks.get(uid)
-            kind, columns = type(sink).__name__, self._columns.get(uid, ())
-            why = _UNPROVABLE.get(kind, "no reader for this kind of sink")
-            if sink is None:
-                why = "the program no longer has this sink"
-            elif getattr(sink, "mode", "") == "upsert":
-                kind, why = "", "an upsert replaces rows of earlier epochs"
-            if kind == "KafkaSink":
-                self._readers[uid] = KafkaReader(sink).read
-            elif read := _READERS.get(kind):
-                self._readers[uid] = lambda decided: read(sink, decided, columns)
-            else:
-                self._readers[uid] = lambda _: Visible(unprovable=why)
-        return self._readers[uid]
+    def _read(self, uid: str, decided: Sequence[Decided], later: Later) -> Visible:
+        sink = self._sinks.get(uid)
+        kind = type(sink).__name__
+        if sink is None:
+            return Visible(unprovable="the program no longer has this sink")
+        if getattr(sink, "mode", "") == "upsert":
+            return Visible(unprovable="an upsert replaces rows of earlier epochs")
+        if kind == "KafkaSink":
+            return self._kafka.setdefault(uid, KafkaReader(sink)).read(decided, later)
+        if kind in _READERS:
+            return _READERS[kind](sink, decided, self._columns.get(uid, ()), later)
+        return Visible(unprovable=_UNPROVABLE.get(kind, "there is no reader for this kind of sink"))
 
 
-def decided_of(query: QueryLedger) -> tuple[list[Decided], int]:
-    """The writers of every complete epoch, oldest first; and how many decided epochs are not complete.
+def _later(query: QueryLedger, sink: str, decided: Sequence[Decided]) -> list[Decided]:
+    """Writers that may have become visible while the sink was read: rows of theirs are no surplus, and not compared."""
+    known = {(writer.epoch, writer.generation) for writer in decided}
+    everything = [writer for writers in decided_of(query) for writer in writers]
+    return [each for each in everything if each.sink == sink and (each.epoch, each.generation) not in known]
+
+
+def decided_of(query: QueryLedger) -> tuple[list[Decided], list[Decided]]:
+    """The writers of every complete epoch, oldest first; and those of epochs of which that is not known.
 
     Of several decisions for one epoch of one history, the newest was carried out. Rows of a history that a restore has
-    ended stay visible; whether its last epoch was completed is not known, so that one is left out."""
-    newest: dict[tuple[str, str, int], Manifest] = {}
+    ended stay visible; whether its last epoch was completed is not known."""
+    newest: dict[tuple[int, str, str], Manifest] = {}
     for manifest in query.ledger.all_manifests():
-        key = manifest.history or "", manifest.query or "", manifest.decision.id.epoch
+        key = manifest.decision.id.epoch, manifest.history or "", manifest.query or ""
         if key not in newest or newest[key].decision.id < manifest.decision.id:
             newest[key] = manifest
-    current, (complete, _) = history_of(query.log), query.log.next_epoch()
-    last = {key[:2]: key[2] for key in sorted(newest)}
-    decided, pending = list[Decided](), 0
-    for (history, name, epoch), manifest in sorted(newest.items(), key=lambda entry: entry[0][2]):
-        end = complete if history == current else last[history, name]
-        pending += epoch >= end
-        for item in manifest.decision.to_commit if epoch < end else ():
+    current, (next_epoch, _) = history_of(query.log), query.log.next_epoch()
+    last = {key[1:]: key[0] for key in sorted(newest)}
+    complete, under_way = list[Decided](), list[Decided]()
+    for (epoch, *history), manifest in sorted(newest.items(), key=lambda entry: entry[0]):
+        end = next_epoch if history[0] == current else last[history[0], history[1]]
+        for item in manifest.decision.to_commit:
             at_sink = _delivered(query, item, epoch) if item.logged else item
-            if at_sink is not None:
-                of_writer = (at_sink.writer, at_sink.rows, at_sink.checksum, at_sink.payload)
-                decided.append(Decided(query.uid, item.sink, epoch, manifest.decision.id.generation, *of_writer))
-    return decided, pending
+            found = at_sink or item
+            of_writer = (found.writer, found.rows, found.checksum, found.payload)
+            writer = Decided(query.uid, item.sink, epoch, manifest.decision.id.generation, *of_writer)
+            (complete if epoch < end and at_sink is not None else under_way).append(writer)
+    return complete, under_way
 
 
 def _delivered(query: QueryLedger, item: Committable, epoch: int) -> Committable | None:

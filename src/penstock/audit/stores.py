@@ -17,11 +17,10 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.audit.compare import Decided, Part, Visible
+from penstock.audit.compare import Decided, Later, Part, Visible
 from penstock.audit.hashing import values_of
 from penstock.storage.open import task_tree
 from penstock.storage.s3 import S3Folder
@@ -48,7 +47,7 @@ def part_of(table: pa.Table, where: str, columns: Columns = ()) -> Part:
     return part
 
 
-def read_files(sink: Any, decided: Sequence[Decided], columns: Columns) -> Visible:
+def read_files(sink: Any, decided: Sequence[Decided], columns: Columns, later: Later) -> Visible:
     visible, epochs = Visible(), [writer.epoch for writer in decided]
     place: Any = S3Folder(sink.path, endpoint=sink.endpoint, region=sink.region) if sink.on_s3 else task_tree(sink.path)
     finals = {str(writer.payload.get("final")): visible.group(writer) for writer in decided}
@@ -82,12 +81,12 @@ def _part_of_file(sink: Any, data: bytes, name: str) -> Part:
     return part_of(pa.table({"value": pa.array(lines[header:], pa.large_binary())}), name)
 
 
-def read_table(sink: Any, decided: Sequence[Decided], columns: Columns) -> Visible:
+def read_table(sink: Any, decided: Sequence[Decided], columns: Columns, later: Later) -> Visible:
     """A Delta or Iceberg table at its newest version."""
     visible, (newest, former) = Visible(), _delta(sink) if hasattr(sink, "path") else _iceberg(sink)
     written = {
         file["name"].rpartition("/")[2]: (file["name"], visible.group(writer))
-        for writer in decided
+        for writer in (*later(), *decided)
         for file in writer.payload.get("files", ())
     }
     for path, read in newest.items():
@@ -102,20 +101,14 @@ def read_table(sink: Any, decided: Sequence[Decided], columns: Columns) -> Visib
             visible.gone[key] = f"compaction: {name} was replaced in the table and is deleted"
             continue
         part = part_of(rows, name, columns)
-        if (found := sum(_taken(other, part) for other in visible.others)) < part.rows:
+        before, visible.others = visible.others, [other.without(part) for other in visible.others]
+        found = sum(other.rows for other in before) - sum(other.rows for other in visible.others)
+        if found < part.rows:
             part = Part(f"{name}, replaced")
             part.rows = found
         visible.parts.setdefault(key, Part(name, part.layouts)).merge(part)
     visible.others = [other for other in visible.others if other.rows]
     return visible
-
-
-def _taken(other: Part, wanted: Part) -> int:
-    """How many rows of `other` are rows of `wanted`; they are taken out of it."""
-    mine, theirs = (np.concatenate([np.empty(0, np.uint64), *part.hashes]) for part in (other, wanted))
-    copies = np.isin(mine, theirs)
-    other.hashes, other.rows = [mine[~copies]], other.rows - int(copies.sum())
-    return int(copies.sum())
 
 
 _Files = tuple[Mapping[str, Callable[[], pa.Table]], Callable[[str], pa.Table | None]]
@@ -151,35 +144,35 @@ def _if_there(read: Callable[[], pa.Table]) -> pa.Table | None:
         return None
 
 
-def read_postgres(sink: Any, decided: Sequence[Decided], columns: Columns) -> Visible:
+def read_postgres(sink: Any, decided: Sequence[Decided], columns: Columns, later: Later) -> Visible:
     import psycopg
 
     place, own = sink.place, {str(writer.payload.get("writer")): writer for writer in decided}
-    with psycopg.connect(sink.server.libpq(), autocommit=False, options="-c timezone=UTC") as connection:
+    with psycopg.connect(sink.server.libpq(), options="-c timezone=UTC") as connection:
+        connection.isolation_level, connection.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
         cursor: Any = connection.cursor()
-        cursor.execute(f"SELECT writer, xmin::text, age(xmin) FROM {place.markers} WHERE writer = ANY(%s)", [[*own]])
-        marked = cursor.fetchall()
-        oldest = max((age for _, _, age in marked), default=0)
+        mine = f"SELECT sink FROM {place.markers} WHERE writer = ANY(%s)"
+        cursor.execute(f"SELECT writer, xmin::text, age(xmin) FROM {place.markers} WHERE sink IN ({mine})", [[*own]])
+        markers = cursor.fetchall()
         rows: Any = connection.cursor(name="penstock_audit")
         names = ", ".join(f'"{field.name}"' for field in columns) or "1"
+        oldest = max((age for name, _, age in markers if name in own), default=0)
         rows.execute(f"SELECT xmin::text, {names} FROM {place.target} WHERE age(xmin) <= {oldest}")
         by_xmin = _by_first(rows, columns, str(place))
     epochs: dict[str, set[int]] = {}
-    for name, xmin, _ in marked:
-        epochs.setdefault(xmin, set()).add(own[name].epoch)
+    for name, xmin, _ in markers:
+        epochs.setdefault(xmin, set()).update({own[name].epoch} if name in own else ())
     if any(len(numbers) > 1 for numbers in epochs.values()):
         return Visible(unprovable="the table was restored from a copy: its rows are of one transaction")
-    of_writer = {(own[name].epoch, own[name].generation, own[name].writer): xmin for name, xmin, _ in marked}
-    visible = Visible(group=lambda writer: of_writer.get(key := (writer.epoch, writer.generation, writer.writer), key))
-    known = set(of_writer.values())
-    visible.parts = {xmin: part for xmin, part in by_xmin.items() if xmin in known}
-    visible.others = [part for xmin, part in by_xmin.items() if xmin not in known]
-    forgotten = [visible.group(writer) for writer in decided if visible.group(writer) not in known]
-    visible.gone = dict.fromkeys(forgotten, "the sink has pruned its marker, which it keeps for 64 epochs")
+    xmins = {name: xmin for name, xmin, _ in markers}
+    visible = Visible(group=lambda writer: xmins.get(str(writer.payload.get("writer")), writer.payload.get("writer")))
+    visible.parts = {xmin: part for xmin, part in by_xmin.items() if xmin in epochs}
+    visible.others = [part for xmin, part in by_xmin.items() if xmin not in epochs]
+    visible.gone = dict.fromkeys(own.keys() - xmins.keys(), "the sink has pruned its marker, which it keeps 64 epochs")
     return visible
 
 
-def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns) -> Visible:
+def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns, later: Later) -> Visible:
     if min(writer.epoch for writer in decided):
         return Visible(unprovable="only whole tables can be compared, and the ledger has forgotten the first epochs")
     import pymysql
@@ -195,6 +188,8 @@ def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns) -> Visib
         cursor: Any = connection.cursor(pymysql.cursors.SSCursor)
         cursor.execute(f"SELECT '', {names} FROM `{database}`.`{table}`")
         parts = _by_first(cursor, columns, f"{database}.{table}")
+    if later():
+        return Visible(unprovable="only whole tables can be compared, and an epoch is under way: stop the job first")
     exact = bool(columns) and not any(pa.types.is_float32(field.type) for field in columns)  # it shows six digits
     return Visible(parts=parts, group=lambda writer: "", trusted=exact)
 

@@ -13,7 +13,7 @@ from penstock.audit import kafka
 from penstock.audit.compare import NO_LONGER, Decided, Part, compare
 from penstock.audit.hashing import finish, hash_rows, values_of
 from penstock.audit.kafka import KafkaReader, Partition
-from penstock.testing.anomalies import LOST
+from penstock.testing.anomalies import ABORTED, LOST
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 Row = tuple[bytes | None, bytes | None]
@@ -68,13 +68,14 @@ def decided(rows: list[Row], started: int, writer: int = 0, epoch: int = 5) -> D
 
 
 def read(
-    log: bytes, writers: list[Decided], *, start: int = 0, compacted: bool = False
+    log: bytes, writers: list[Decided], *, start: int = 0, compacted: bool = False, later: tuple[Decided, ...] = ()
 ) -> list[tuple[str, int | None]]:
     reader, partition = KafkaReader(Sink()), Partition("out", 0, 0, compacted, start, start)
+    reader._partitions["out"] = [partition]
     for found in kafka._batches(log):
         reader._take(partition, found)
     reader._hash("out")
-    return [(found.kind, found.epoch) for found in compare(writers, reader._attribute(writers, [partition]))]
+    return [(found.kind, found.epoch) for found in compare(writers, reader._attribute(writers, later, [partition]))]
 
 
 ROWS: list[Row] = [(b"k" * n, b"v" * (n * 7)) for n in range(40)] + [(None, b""), (b"", None), (b"long", b"x" * 70_000)]
@@ -94,6 +95,12 @@ def test_one_producers_transactions_are_told_apart_by_their_markers() -> None:
     aborted = batch(0, MORE, 9) + marker(2, 9, 150, commit=False) + batch(3, ROWS, 9) + marker(46, 9, 200)
     assert read(aborted, [decided(ROWS, 160)]) == []
     assert read(batch(0, ROWS, 9), [decided(ROWS, 90)]) == [(LOST, 5)], "without its marker nothing is visible"
+
+
+def test_what_became_visible_while_it_was_read_is_no_surplus() -> None:
+    log = batch(0, ROWS, 9) + marker(43, 9, 200) + batch(44, MORE, 9) + marker(46, 9, 400)
+    assert read(log, [decided(ROWS, 90)], later=(decided(MORE, 300, epoch=6),)) == []
+    assert read(log, [decided(ROWS, 90)]) == [(ABORTED, 5)]
 
 
 def test_retention_and_compaction_are_no_loss() -> None:
