@@ -54,18 +54,20 @@ class Case:
         self.folder = Path(storage) / "audited"
         self.job = Job("audited", checkpoints=Checkpoints(interval=0, storage=storage), spark=session)
         self.job.write(self.job.read(Numbers(ROWS, columns), uid="numbers"), sink, uid="out")
-        self._make = lambda: Audit(
-            JobLedgers.at(str(self.folder), session), self.job._sinks, columns_of(self.job), shared=False
-        )
+        self._session = session
 
     def run(self) -> None:
         run_all(self.job)
 
-    def report(self) -> Report:
-        return self._make().run()
+    def audit(self) -> Audit:
+        return Audit(JobLedgers.at(str(self.folder), self._session), self.job._sinks, columns_of(self.job))
 
-    def facts(self) -> Facts:
-        return [(each.kind, each.epoch, each.writer, each.rows) for each in self.report().findings]
+    def report(self) -> Report:
+        return self.audit().run()
+
+    def facts(self, audit: Audit | None = None) -> Facts:
+        findings = (audit or self.audit()).run().findings
+        return [(each.kind, each.epoch, each.writer, each.rows) for each in findings]
 
     def manifest(self, epoch: int) -> tuple[Path, dict[str, Any]]:
         path = max((self.folder / "out/ledger/epochs").glob(f"{epoch:010d}.*"))
@@ -103,7 +105,8 @@ def build(session: SparkSession, storage: str, crash_at: CrashAt) -> Build:
 def test_kafka(build: Build, kafka: Kafka) -> None:
     topic = kafka.topic(3)
     case = build(KafkaSink(topic, servers=kafka.servers, options={"compression.type": "lz4"}), MESSAGE)
-    report = case.report()
+    following = case.audit()
+    report = following.run()
     assert (report.status, report.findings) == (0, []), report.findings
     [entry] = report.sinks
     assert (entry["rows"], entry["first_epoch"], entry["last_epoch"]) == (ROWS, 0, 2)
@@ -124,6 +127,7 @@ def test_kafka(build: Build, kafka: Kafka) -> None:
     [(kind, epoch, by, rows)] = case.facts()
     assert (kind, epoch, rows) == (DUPLICATE, 1, 1)
     assert by in case.writers(1)
+    assert case.facts(following) == case.facts(), "also by one that reads on from where it was"
     kafka.send(topic, [(b"150", b"never sent")])
     assert sorted(fact[0] for fact in case.facts()) == [ABORTED, DUPLICATE]
 
@@ -311,3 +315,15 @@ def test_the_command_and_its_reports(
     path.unlink()
     status, *_ = run_command(monkeypatch, capfd, "audit", str(script))
     assert status == 3
+
+    def meanwhile(seconds: float) -> None:
+        """Between two looks of one that follows: a file is shortened; and then the user has seen enough."""
+        if shortened:
+            raise KeyboardInterrupt
+        shortened.append(next(iter(case.writers(2).values()))["final"])
+        pq.write_table(pq.read_table(folder / shortened[0]).slice(1), folder / shortened[0])
+
+    shortened: list[str] = []
+    monkeypatch.setattr("penstock.cli.audit.sleep", meanwhile)
+    status, out, _ = run_command(monkeypatch, capfd, "audit", str(script), "--follow")
+    assert (status, out.count(NO_LONGER), out.count(LOST)) == (130, 1, 1), out

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,7 +58,7 @@ def audit(
         seen |= {*report.findings, None}
         if not follow:
             break
-        time.sleep(_FOLLOW_SECONDS)
+        sleep(_FOLLOW_SECONDS)
     if not report.findings:
         output.line("Every row is accounted for.")
     raise typer.Exit(report.status)
