@@ -50,9 +50,11 @@ Facts = list[tuple[str, int | None, int | None, int]]
 class Case:
     """A job of three epochs into one sink, and its audit."""
 
-    def __init__(self, session: SparkSession, storage: str, sink: TwoPhaseSink, columns: dict[str, str]) -> None:
+    def __init__(
+        self, session: SparkSession, storage: str, sink: TwoPhaseSink, columns: dict[str, str], **options: Any
+    ) -> None:
         self.folder = Path(storage) / "audited"
-        self.job = Job("audited", checkpoints=Checkpoints(interval=0, storage=storage), spark=session)
+        self.job = Job("audited", checkpoints=Checkpoints(interval=0, storage=storage, **options), spark=session)
         self.job.write(self.job.read(Numbers(ROWS, columns), uid="numbers"), sink, uid="out")
         self._session = session
 
@@ -92,8 +94,8 @@ Build = Callable[..., Case]
 def build(session: SparkSession, storage: str, crash_at: CrashAt) -> Build:
     """A job that has died after its second decision and gone on, so that a recovery is part of what is audited."""
 
-    def run(sink: TwoPhaseSink, columns: dict[str, str] = TYPED) -> Case:
-        case = Case(session, storage, sink, columns)
+    def run(sink: TwoPhaseSink, columns: dict[str, str] = TYPED, **options: Any) -> Case:
+        case = Case(session, storage, sink, columns, **options)
         crash_at("epoch.decided", 2)
         case.run()
         crash_at.no_more()
@@ -163,6 +165,15 @@ def test_kafka_told_apart_aborted_transactions_and_retention(build: Build, kafka
         future.result(30)
     until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} to be gone")
     assert {kind for kind, *_ in case.facts()} == {NO_LONGER}
+
+
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_what_went_through_the_in_flight_log(build: Build, kafka: Kafka, seconds: int) -> None:
+    """Delivered by the drainer: rewritten from the log, or as the sink had prepared it beside the log."""
+    sink = KafkaSink(kafka.topic(2), servers=kafka.servers)
+    case = build(sink, MESSAGE, unaligned=True, aligned_timeout=seconds)
+    report = case.report()
+    assert (report.findings, report.sinks[0]["rows"]) == ([], ROWS)
 
 
 @pytest.mark.parametrize("form", ["parquet", "json", "csv"])

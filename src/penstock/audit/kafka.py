@@ -161,6 +161,8 @@ class KafkaReader:
                 segment.ended = batch.time
                 partition.committed.append(segment)
             return
+        if batch.first < partition.start:
+            return  # retention cuts batches, too: readers get the rest of it
         if batch.attributes & _TRANSACTIONAL:
             made = Segment(batch.producer, Part(f"{where}, producer {batch.producer[0]}", self._layouts), batch.first)
             segment = partition.open.setdefault(batch.producer, made)

@@ -108,6 +108,8 @@ def test_retention_and_compaction_are_no_loss() -> None:
     writers = [decided(ROWS, 90), decided(MORE, 300, epoch=6), decided(MORE, 500, epoch=7)]
     assert read(tail, writers, start=44) == [(NO_LONGER, 5)]
     assert (LOST, 7) in read(tail[: len(batch(44, MORE, 9) + marker(46, 9, 400))], writers, start=44)
+    whole = batch(0, ROWS, 9) + marker(43, 9, 200)
+    assert read(whole, [decided(ROWS, 90)], start=10) == [(NO_LONGER, 5)], "the broker still sends the whole batch"
     gap = batch(0, ROWS[:3], 9) + batch(43, MORE, 9) + marker(46, 9, 200)
     assert read(gap, [decided(ROWS, 90)], compacted=True) == [(NO_LONGER, 5)]
     assert read(gap, [decided(ROWS, 90)]) == [(LOST, 5)]
