@@ -28,45 +28,28 @@ _DIGITS = 18  # decimals of more are hashed as bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Texts or bytes: where each begins in `data` and how long it is; a negative length is null."""
+class Values:
+    """A column as it is hashed: where each value's bytes begin in `data`, and how many; a negative length is null."""
 
     data: npt.NDArray[np.uint8]
     starts: I64
     lengths: I64
-
-    @property
-    def nulls(self) -> Any:
-        return self.lengths < 0
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Values of 4 or 8 bytes each, and which are null."""
-
-    values: U64
-    width: int
-    nulls: Any
-
-
-Values = Spans | Numbers
 
 
 def hash_rows(columns: Sequence[Values], rows: int) -> U64:
     """The chain over the columns, without the booleans behind it: the same in every layout."""
     hashes = np.full(rows, _SEED, np.uint64)
     for column in columns:
-        if isinstance(column, Spans):
-            hashes = np.where(column.nulls, hashes, _hash_spans(hashes, column))
-        else:
-            hashes = np.where(column.nulls, hashes, _hash_numbers(hashes, column.values, column.width))
+        hashes = np.where(column.lengths < 0, hashes, _hash_column(hashes, column))
     return hashes
 
 
 def finish(hashes: U64, columns: Sequence[Values], layout: Layout) -> U64:
     """The rows' hashes as Spark has them, where the columns may be null as `layout` says."""
     for column, nullable in zip(columns, layout, strict=True):
-        hashes = _hash_numbers(hashes, column.nulls.astype(np.uint64), 4) if nullable else hashes
+        if nullable:  # a boolean is hashed as four bytes
+            nulls = (column.lengths < 0).astype(np.uint64)
+            hashes = _avalanche(_word4(hashes + _P5 + np.uint64(4), nulls))
     return hashes
 
 
@@ -79,7 +62,7 @@ def values_of(array: pa.Array) -> Values:
     if pa.types.is_large_binary(kind):
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-        return Spans(np.frombuffer(data or b"", np.uint8), ends[:-1], np.where(nulls, -1, np.diff(ends)))
+        return Values(np.frombuffer(data or b"", np.uint8), ends[:-1], np.where(nulls, -1, np.diff(ends)))
     if pa.types.is_decimal(kind) and kind.precision > _DIGITS:
         return values_of(pa.array([_java_bytes(value, kind.scale) for value in array.to_pylist()], pa.large_binary()))
     if pa.types.is_decimal(kind):
@@ -96,8 +79,8 @@ def values_of(array: pa.Array) -> Values:
         signed = _filled(array if pa.types.is_int64(kind) else array.cast(pa.int32()))
     else:
         raise TypeError(f"{kind} cannot be hashed")
-    width = signed.dtype.itemsize
-    return Numbers(signed.view(np.uint32 if width == 4 else np.uint64).astype(np.uint64), width, nulls)
+    width, numbers = signed.dtype.itemsize, np.frombuffer(signed.tobytes(), np.uint8)
+    return Values(numbers, np.arange(len(array)) * width, np.where(nulls, -1, width))
 
 
 def _filled(array: pa.Array) -> Any:
@@ -111,11 +94,7 @@ def _java_bytes(value: Any, scale: int) -> bytes | None:
     return number.to_bytes((number if number >= 0 else ~number).bit_length() // 8 + 1, "big", signed=True)
 
 
-def _hash_numbers(seeds: U64, values: U64, width: int) -> U64:
-    return _avalanche((_word4 if width == 4 else _word8)(seeds + _P5 + np.uint64(width), values))
-
-
-def _hash_spans(seeds: U64, column: Spans) -> U64:
+def _hash_column(seeds: U64, column: Values) -> U64:
     data, lengths = column.data, np.maximum(column.lengths, 0)
     if len(data) < 8:
         data = np.concatenate([data, np.zeros(8, np.uint8)])

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.audit.compare import KEPT_HASHES, Decided, Later, Part, Visible
-from penstock.audit.hashing import I64, Spans, Values
+from penstock.audit.hashing import I64, Values
 from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
 from penstock.kafka.connections import Connections, kafka_python
@@ -180,7 +180,7 @@ class KafkaReader:
         columns, rows = _columns(b"".join(records), sum(counts)), sum(counts)
         if not self._sink.topic:
             name = np.frombuffer(topic.encode(), np.uint8)
-            columns.append(Spans(name, np.zeros(rows, np.int64), np.full(rows, len(name))))
+            columns.append(Values(name, np.zeros(rows, np.int64), np.full(rows, len(name))))
         Part.add_all(parts, counts, columns, keep=self._hashed < KEPT_HASHES)
         self._hashed += rows
         self._waiting.clear()
@@ -263,9 +263,9 @@ def _columns(blob: bytes, count: int) -> list[Values]:
     _, place = _varints(data, np.array(starts, np.int64) + 1)  # behind the attributes: the time
     _, place = _varints(data, place)  # the offset
     length, place = _varints(data, place)
-    keys = Spans(data, place, (length >> 1) ^ -(length & 1))
+    keys = Values(data, place, (length >> 1) ^ -(length & 1))
     length, place = _varints(data, place + np.maximum(keys.lengths, 0))
-    return [Spans(data, place, (length >> 1) ^ -(length & 1)), keys]
+    return [Values(data, place, (length >> 1) ^ -(length & 1)), keys]
 
 
 def _varints(data: npt.NDArray[np.uint8], at: I64) -> tuple[Any, Any]:
