@@ -14,6 +14,7 @@ import io
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -54,12 +55,11 @@ def read_files(sink: Any, decided: Sequence[Decided], columns: Columns, later: L
     for name in place.names("") if sink.on_s3 else place.file_names(""):
         own = _OWN_FILE.fullmatch(name)
         asked = own is None or (unquote(own["uid"]) == decided[0].sink and int(own["epoch"]) in epochs)
-        if "/" not in name and not name.startswith(("_", ".")) and asked:
-            part = _part_of_file(sink, place.read(name) or b"", name)
-            if name in finals:
-                visible.parts[finals[name]] = part
-            else:
-                visible.others.append(part)
+        data = _if_there(partial(place.read, name)) if asked and "/" not in name and name[0] not in "_." else None
+        if data is not None and name in finals:
+            visible.parts[finals[name]] = _part_of_file(sink, data, name)
+        elif data is not None:
+            visible.others.append(_part_of_file(sink, data, name))
     missing = "the file was moved away or removed since"
     visible.gone = {key: missing for key in finals.values() if key not in visible.parts}
     return visible
@@ -137,7 +137,7 @@ def _iceberg(sink: Any) -> _Files:
     return {p: lambda p=p: read(p) for p in paths}, lambda name: _if_there(lambda: read(f"{folder}/{name}"))
 
 
-def _if_there(read: Callable[[], pa.Table]) -> pa.Table | None:
+def _if_there(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except FileNotFoundError:
@@ -155,7 +155,7 @@ def read_postgres(sink: Any, decided: Sequence[Decided], columns: Columns, later
         cursor.execute(f"SELECT writer, xmin::text, age(xmin) FROM {place.markers} WHERE sink IN ({mine})", [[*own]])
         markers = cursor.fetchall()
         rows: Any = connection.cursor(name="penstock_audit")
-        names = ", ".join(f'"{field.name}"' for field in columns) or "1"
+        names = ", ".join('"' + field.name.replace('"', '""') + '"' for field in columns) or "1"
         oldest = max((age for name, _, age in markers if name in own), default=0)
         rows.execute(f"SELECT xmin::text, {names} FROM {place.target} WHERE age(xmin) <= {oldest}")
         by_xmin = _by_first(rows, columns, str(place))
@@ -178,7 +178,7 @@ def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns, later: L
     import pymysql
 
     database, table = sink._target
-    names = ", ".join(f"`{field.name}`" for field in columns) or "1"
+    names = ", ".join("`" + field.name.replace("`", "``") + "`" for field in columns) or "1"
     with closing(
         pymysql.connect(
             host=sink.host, port=sink.port, user=sink.user, password=sink.password, database=database,
