@@ -75,7 +75,8 @@ class Part:
         bounds = np.concatenate([[0], np.cumsum(counts)])
         layouts = parts[0].layouts
         chained = hash_rows(columns, int(bounds[-1])) if layouts else np.empty(0, np.uint64)
-        sums = [np.add.reduceat(finish(chained, columns, layout), bounds[:-1]) for layout in layouts]
+        running = [np.cumsum(np.append(np.uint64(0), finish(chained, columns, layout))) for layout in layouts]
+        sums = [np.diff(total[bounds]) for total in running]  # modulo 2**64, as it is to be
         for number, (part, rows) in enumerate(zip(parts, counts, strict=True)):
             part.rows += rows
             part.sums = [total + int(more[number]) for total, more in zip(part.sums, sums, strict=True)]

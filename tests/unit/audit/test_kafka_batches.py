@@ -97,6 +97,13 @@ def test_one_producers_transactions_are_told_apart_by_their_markers() -> None:
     assert read(batch(0, ROWS, 9), [decided(ROWS, 90)]) == [(LOST, 5)], "without its marker nothing is visible"
 
 
+def test_a_batch_that_compaction_has_emptied_has_no_rows() -> None:
+    empty = bytearray(batch(0, [(b"", b"")], 9)[:61])
+    empty[8:12], empty[57:61] = struct.pack(">i", 49), struct.pack(">i", 0)
+    log = bytes(empty) + batch(1, ROWS, 9) + marker(44, 9, 200)
+    assert read(log, [decided(ROWS, 90)]) == []
+
+
 def test_what_became_visible_while_it_was_read_is_no_surplus() -> None:
     log = batch(0, ROWS, 9) + marker(43, 9, 200) + batch(44, MORE, 9) + marker(46, 9, 400)
     assert read(log, [decided(ROWS, 90)], later=(decided(MORE, 300, epoch=6),)) == []
