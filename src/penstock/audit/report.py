@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -38,48 +38,45 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def anomalies(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.kind in ANOMALIES]
-
-    @property
     def status(self) -> int:
         """0: every row is accounted for; 1: not so; 3: what can be proven is, and something cannot."""
-        return 1 if self.anomalies else 3 if self.findings else 0
-
-    def to_json(self) -> str:
-        facts = {"unaccounted_rows": self.unaccounted(), "status": self.status, **asdict(self)}
-        return json.dumps(facts, indent=2) + "\n"
+        kinds = {finding.kind for finding in self.findings}
+        return 1 if kinds & set(ANOMALIES) else 3 if kinds else 0
 
     def unaccounted(self, sink: str | None = None) -> int:
-        return sum(finding.rows for finding in self.anomalies if sink in (None, finding.sink))
+        return sum(each.rows for each in self.findings if each.kind in ANOMALIES and sink in (None, each.sink))
+
+    def to_json(self) -> str:
+        return json.dumps({"unaccounted_rows": self.unaccounted(), "status": self.status, **asdict(self)}, indent=2)
 
     def to_metrics(self) -> str:
         """For a collector of text files: Prometheus' own format."""
         lines = ["# TYPE penstock_audit_unaccounted_rows gauge"]
         for entry in self.sinks:
-            labels = ",".join(f"{key}={json.dumps(entry[key])}" for key in ("query", "sink"))
-            rows = self.unaccounted(entry["sink"])
-            lines.append(f"penstock_audit_unaccounted_rows{{job={json.dumps(self.job)},{labels}}} {rows}")
+            labels = f'job="{self.job}",query="{entry["query"]}",sink="{entry["sink"]}"'
+            lines.append(f"penstock_audit_unaccounted_rows{{{labels}}} {self.unaccounted(entry['sink'])}")
         return "\n".join(lines) + "\n"
 
     def to_html(self) -> str:
         verdict = {0: "Every row is accounted for.", 1: f"{self.unaccounted()} rows are not accounted for."}
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
         text = verdict.get(self.status, "What can be proven is accounted for; see below for the rest.")
-        style = "body{font:15px system-ui;margin:2em auto;max-width:70em}td,th{text-align:left;padding:.3em 1em .3em 0}"
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
+        title, style = (
+            f"Audit of {html.escape(self.job)}",
+            "body{font:15px system-ui;margin:2em}td{padding:.3em 1em 0 0}",
+        )
         return (
-            f"<!doctype html><meta charset=utf-8><title>Audit of {html.escape(self.job)}</title><style>{style}</style>"
-            f"<h1>Audit of {html.escape(self.job)}</h1><p>{when}</p><p><strong>{text}</strong></p>"
-            f"{_table(self.sinks)}<h2>Findings</h2>{_table([asdict(finding) for finding in self.findings])}\n"
+            f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{style}</style><h1>{title}</h1>"
+            f"<p>{when}</p><p><strong>{text}</strong></p>"
+            f"{_table(self.sinks)}<h2>Findings</h2>{_table(map(asdict, self.findings))}\n"
         )
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
-        return "<p>None.</p>"
-    cells = [[*rows[0]], *([("" if value is None else value) for value in row.values()] for row in rows)]
-    lines = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in line) for line in cells]
-    return f"<table><tr>{'<tr>'.join(lines)}</table>"
+def _table(rows: Iterable[Mapping[str, Any]]) -> str:
+    cells = [list(row.items()) for row in rows]
+    lines = [[key for key, _ in cells[0]], *([value for _, value in row] for row in cells)] if cells else [["none"]]
+    texts = ("".join(f"<td>{'' if cell is None else html.escape(str(cell))}</td>" for cell in line) for line in lines)
+    return f"<table><tr>{'<tr>'.join(texts)}</table>"
 
 
 class Audit:
