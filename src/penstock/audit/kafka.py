@@ -248,9 +248,9 @@ def _columns(blob: bytes, count: int) -> list[Values]:
     starts, at = list[int](), 0
     for _ in range(count):
         low, high = blob[at], blob[at + 1]
-        if low > 127 and high < 128:  # most records: a length of two bytes
+        if low > 127 > high:  # most records: a length of two bytes, so this is all they cost
             starts.append(at + 2)
-            at += 2 + ((low & 127 | high << 7) >> 1)
+            at += (low >> 1) + (high << 6) - 62
             continue
         length, shift = low, 7
         at += 1
