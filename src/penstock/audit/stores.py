@@ -148,7 +148,7 @@ def read_postgres(sink: Any, decided: Sequence[Decided], columns: Columns, later
     import psycopg
 
     place, own = sink.place, {str(writer.payload.get("writer")): writer for writer in decided}
-    with psycopg.connect(sink.server.libpq(), options="-c timezone=UTC") as connection:
+    with psycopg.connect(sink.server.libpq()) as connection:
         connection.isolation_level, connection.read_only = psycopg.IsolationLevel.REPEATABLE_READ, True
         cursor: Any = connection.cursor()
         mine = f"SELECT sink FROM {place.markers} WHERE writer = ANY(%s)"
