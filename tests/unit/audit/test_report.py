@@ -28,6 +28,19 @@ def test_an_epoch_that_is_decided_and_not_complete_is_not_compared(tmp_path: Pat
     assert epochs(job)[1] == []
 
 
+def test_rows_of_a_history_that_a_restore_has_ended_are_still_accounted_for(tmp_path: Path) -> None:
+    sink = MemorySink()
+    job = JobOnDisk(tmp_path, "job", sink)
+    job.run(8)
+    last = job.complete
+    job.restore(job.root)
+    job.run(20)
+    [query] = JobLedgers.at(str(job.root)).queries
+    complete, under_way = decided_of(query)
+    assert {each.epoch for each in under_way} == {last}, "whether the last epoch before the restore was completed"
+    assert sum(each.rows for each in (*complete, *under_way)) == len(sink.visible)
+
+
 def test_a_kind_of_sink_without_a_reader_is_not_provable(tmp_path: Path) -> None:
     job = JobOnDisk(tmp_path, "job", MemorySink())
     job.run(3)
