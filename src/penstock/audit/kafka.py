@@ -189,13 +189,12 @@ class KafkaReader:
 def _describe(topic: str, admin: Any) -> list[Partition]:
     from kafka import TopicPartition
 
-    resource, errors = kafka_python().ConfigResource("TOPIC", topic, ["cleanup.policy"]), kafka_python().errors
-    try:
-        answer = admin.describe_configs([resource], config_filter="all")
-    except errors.UnknownTopicOrPartitionError:
-        return []
-    policy = str(next(iter(next(iter(answer.values())).values()))["cleanup.policy"]["value"])
+    resource = kafka_python().ConfigResource("TOPIC", topic, ["cleanup.policy"])
+    answer = admin.describe_configs([resource], config_filter="all")
+    policy = next(iter(next(iter(answer.values())).values())).get("cleanup.policy", {"value": "compact"})["value"]
     leaders = {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
+    if not leaders:
+        return []  # the topic is gone
     starts = admin.list_partition_offsets({TopicPartition(topic, number): _EARLIEST for number in leaders})
     offsets = {place.partition: start.offset for place, start in starts.items()}
     return [Partition(topic, n, node, "compact" in policy, offsets[n], offsets[n]) for n, node in leaders.items()]
