@@ -223,6 +223,10 @@ class Ledger:
         """Every manifest of `epoch`, read and verified."""
         return tuple(self._manifests(lambda found, _: found == epoch))
 
+    def all_manifests(self) -> Iterator[Manifest]:
+        """Every manifest that the ledger still has."""
+        return self._manifests(lambda *_: True)
+
     def last_query(self, history: str) -> str | None:
         """The Spark query that the newest run with decisions of its own had on this history, if there was one."""
         by = sorted({int(match[2]) for match in map(_MANIFEST.match, self._storage.list(layout.EPOCHS)) if match})

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import dev, explain, jobs, run, top, transactions, ui
+from penstock.cli import audit, dev, explain, jobs, run, top, transactions, ui
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -29,7 +29,7 @@ for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
 app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
 for command in (jobs.logs, top.top, dev.demo, explain.config, explain.explain, explain.check, explain.state):
     app.command()(command)
-for command in (run.pack, ui.ui):
+for command in (run.pack, ui.ui, audit.audit):
     app.command()(command)
 app.add_typer(transactions.app, name="transactions")
 

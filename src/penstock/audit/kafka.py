@@ -1,0 +1,280 @@
+"""Kafka, read batch by batch without isolation: every batch names its producer, every transaction ends in a marker.
+
+The ledger has producer id, epoch and start of each writer's transaction. One producer runs many transactions, one after
+the other: its batches up to a commit marker belong to the transaction that began last before that marker. Batches
+before an abort marker are not visible to readers, and left out. Missing rows are no longer provable where a partition's
+beginning is gone and the transaction began before the first marker left (retention), and where a compacted topic has
+gaps between its offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.audit.compare import KEPT_HASHES, Decided, Later, Part, Visible
+from penstock.audit.hashing import I64, Values
+from penstock.deadline import Deadline
+from penstock.errors import SystemUnavailable
+from penstock.kafka.connections import Connections, kafka_python
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
+_SNAPPY, _TRANSACTIONAL, _CONTROL, _COMMIT = 2, 0x10, 0x20, 1
+_FETCH_BYTES = 8 << 20
+_TOGETHER = 1 << 15  # rows hashed at once: enough to be quick, and few enough for the processor's cache
+_SECONDS = 60.0
+_EARLIEST = -2
+
+Producer = tuple[int, int]
+
+
+class Batch(NamedTuple):
+    first: int
+    last: int
+    attributes: int
+    time: int
+    producer: Producer
+    rows: int
+    records: bytes
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows of one producer in one partition, up to the marker at `ended` (milliseconds); -1 without a transaction."""
+
+    producer: Producer
+    part: Part
+    first: int
+    ended: int = -1
+
+
+@dataclass
+class Partition:
+    topic: str
+    number: int
+    node: int
+    compacted: bool
+    start: int
+    position: int
+    first_marker: int | None = None
+    gaps: bool = False
+    open: dict[Producer, Segment] = field(default_factory=dict)
+    committed: list[Segment] = field(default_factory=list)
+
+    def gone(self, writer: Decided) -> str:
+        """Why rows of a writer may be missing here; empty where they may not."""
+        first, begun = self.first_marker, writer.payload.get("started", 0)
+        if self.start and (first is None or begun <= first):
+            return f"retention: {self.topic}-{self.number} begins at offset {self.start}"
+        gaps = self.compacted and self.gaps
+        return f"compaction: {self.topic}-{self.number} has gaps between its offsets" if gaps else ""
+
+
+class KafkaReader:
+    """One sink's topics. Each `read` goes on where the last one ended."""
+
+    def __init__(self, sink: Any) -> None:
+        self._sink, self._partitions = sink, dict[str, list[Partition]]()
+        self._layouts = list(product((True, False), repeat=2 if sink.topic else 3))
+        self._waiting, self._hashed = list[tuple[Part, bytes, int]](), 0
+
+    def read(self, decided: Sequence[Decided], later: Later) -> Visible:
+        topics = sorted({topic for writer in decided for topic in writer.payload.get("topics", ())})
+        with (
+            closing(Connections(self._sink.servers, self._sink.options)) as connections,
+            ThreadPoolExecutor(1) as ahead,
+        ):
+            for topic in topics:
+                known = {partition.number: partition for partition in self._partitions.get(topic, ())}
+                found = connections.ask(partial(_describe, topic), Deadline(_SECONDS))
+                self._partitions[topic] = [replace(known.get(each.number, each), node=each.node) for each in found]
+                for partition in self._partitions[topic]:
+                    self._advance(partition, partial(_fetch, connections, partition), ahead)
+        return self._attribute(decided, later(), [part for topic in topics for part in self._partitions[topic]])
+
+    def _attribute(
+        self, decided: Sequence[Decided], later: Sequence[Decided], partitions: Sequence[Partition]
+    ) -> Visible:
+        visible, begun = Visible(), dict[Producer, list[tuple[int, Decided]]]()
+        for writer in sorted([*decided, *later], key=lambda writer: writer.payload.get("started", 0)):
+            payload = writer.payload
+            if "started" in payload:
+                producer = payload["producer_id"], payload["producer_epoch"]
+                begun.setdefault(producer, []).append((payload["started"], writer))
+            if any(not self._partitions.get(topic) for topic in payload.get("topics", ())) or "started" not in payload:
+                visible.gone[visible.group(writer)] = "the topic is gone, or the ledger lacks the producer's number"
+        for partition in partitions:
+            strangers, since = list[Segment](), partition.position
+            for segment in partition.committed:
+                mine = begun.get(segment.producer, [])
+                number = bisect_right(mine, segment.ended, key=lambda entry: entry[0]) - 1
+                if number >= 0:
+                    since, key = min(since, segment.first), visible.group(mine[number][1])
+                    visible.parts.setdefault(key, Part(partition.topic, self._layouts)).merge(segment.part)
+                elif not mine:
+                    strangers.append(segment)
+            # What precedes the first row of a decided writer may be of an epoch that the ledger has forgotten.
+            since = since if min(writer.epoch for writer in decided) else partition.start
+            visible.others += [segment.part for segment in strangers if segment.first >= since]
+            for writer in decided:
+                if partition.topic in writer.payload.get("topics", ()) and (why := partition.gone(writer)):
+                    visible.gone[visible.group(writer)] = why
+        return visible
+
+    def _advance(self, partition: Partition, fetch: Any, ahead: ThreadPoolExecutor) -> None:
+        """Read to the end that the partition has now; the next bytes are fetched while these are hashed."""
+        answer = fetch(partition.position)
+        end = answer.high_watermark
+        while True:
+            batches = list(_batches(bytes(answer.records or b"")))
+            following = max([partition.position, *(batch.last + 1 for batch in batches)])
+            more = partition.position < following < end
+            fetched = ahead.submit(fetch, following) if more else None
+            for batch in batches:
+                if batch.last >= partition.position:  # a broker answers with the whole batch that holds an offset
+                    self._take(partition, batch)
+            if fetched is None:
+                break
+            answer = fetched.result()
+        self._hash(partition.topic)
+
+    def _take(self, partition: Partition, batch: Batch) -> None:
+        partition.gaps |= batch.rows <= batch.last - batch.first or batch.first > partition.position
+        partition.position, where = batch.last + 1, f"{partition.topic}-{partition.number} from offset {batch.first}"
+        if batch.attributes & _CONTROL:
+            self._hash(partition.topic)
+            partition.first_marker = partition.first_marker or batch.time
+            segment = partition.open.pop(batch.producer, None)
+            if segment is not None and int.from_bytes(batch.records[7:9], "big") == _COMMIT:
+                segment.ended = batch.time
+                partition.committed.append(segment)
+            return
+        if batch.first < partition.start:
+            return  # retention cuts batches, too: readers get the rest of it
+        if batch.attributes & _TRANSACTIONAL:
+            made = Segment(batch.producer, Part(f"{where}, producer {batch.producer[0]}", self._layouts), batch.first)
+            segment = partition.open.setdefault(batch.producer, made)
+        else:
+            segment = Segment((-1, -1), Part(f"{where}, no transaction", self._layouts), batch.first)
+            partition.committed.append(segment)
+        self._waiting.append((segment.part, _plain(batch), batch.rows))
+        if sum(rows for *_, rows in self._waiting) >= _TOGETHER:
+            self._hash(partition.topic)
+
+    def _hash(self, topic: str) -> None:
+        if not self._waiting:
+            return
+        parts, records, counts = zip(*self._waiting, strict=True)
+        columns, rows = _columns(b"".join(records), sum(counts)), sum(counts)
+        if not self._sink.topic:
+            name = np.frombuffer(topic.encode(), np.uint8)
+            columns.append(Values(name, np.zeros(rows, np.int64), np.full(rows, len(name))))
+        Part.add_all(parts, counts, columns, keep=self._hashed < KEPT_HASHES)
+        self._hashed += rows
+        self._waiting.clear()
+
+
+def _describe(topic: str, admin: Any) -> list[Partition]:
+    from kafka import TopicPartition
+
+    resource = kafka_python().ConfigResource("TOPIC", topic, ["cleanup.policy"])
+    answer = admin.describe_configs([resource], config_filter="all")
+    policy = next(iter(next(iter(answer.values())).values())).get("cleanup.policy", {"value": "compact"})["value"]
+    leaders = {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
+    if not leaders:
+        return []  # the topic is gone
+    starts = admin.list_partition_offsets({TopicPartition(topic, number): _EARLIEST for number in leaders})
+    offsets = {place.partition: start.offset for place, start in starts.items()}
+    return [Partition(topic, n, node, "compact" in policy, offsets[n], offsets[n]) for n, node in leaders.items()]
+
+
+def _fetch(connections: Connections, partition: Partition, offset: int) -> Any:
+    fetch = kafka_python().Fetch
+    wanted = fetch.FetchTopic.FetchPartition(
+        partition=partition.number, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
+        log_start_offset=-1, partition_max_bytes=_FETCH_BYTES,
+    )  # fmt: skip
+    request = fetch(
+        replica_id=-1, max_wait_ms=100, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=0, session_id=0,
+        session_epoch=-1, topics=[fetch.FetchTopic(topic=partition.topic, partitions=[wanted])],
+        forgotten_topics_data=[], rack_id="", min_version=11, max_version=11,
+    )  # fmt: skip
+    [answer] = connections.send([(partition.node, request)], Deadline(_SECONDS))
+    parts = [part for topic in getattr(answer, "responses", ()) for part in topic.partitions]
+    if parts and not parts[0].error_code:
+        return parts[0]
+    raise SystemUnavailable(
+        f"The leader of {partition.topic}-{partition.number} gave no rows from offset {offset}:"
+        f" {f'code {parts[0].error_code}' if parts else type(answer).__name__}.",
+        safe="the audit only reads.",
+        to_do="run it again once the brokers answer; the sink's user needs the right to read the topic.",
+    )
+
+
+def _batches(blob: bytes) -> Iterator[Batch]:
+    """Every whole batch of an answer."""
+    at = 0
+    while at + _HEADER.size <= len(blob):
+        first, length, _, _, _, attributes, last, _, time, producer, epoch, _, count = _HEADER.unpack_from(blob, at)
+        end = at + 12 + length
+        if end <= len(blob):
+            yield Batch(first, first + last, attributes, time, (producer, epoch), count, blob[at + _HEADER.size : end])
+        at = end
+
+
+def _plain(batch: Batch) -> bytes:
+    codec = batch.attributes & 7
+    if codec == _SNAPPY:  # in front of its block is the size
+        size = _varints(np.frombuffer(batch.records[:10], np.uint8), np.zeros(1, np.int64))[0][0]
+        return bytes(pa.decompress(batch.records, int(size), "snappy", asbytes=True))
+    return pa.input_stream(pa.py_buffer(batch.records), compression=_CODECS[codec]).read() if codec else batch.records
+
+
+def _columns(blob: bytes, count: int) -> list[Values]:
+    """Value and key of each record, in Spark's order. Only the way from record to record is a loop."""
+    starts, at = list[int](), 0
+    for _ in range(count):
+        low, high = blob[at], blob[at + 1]
+        if low > 127 > high:  # most records: a length of two bytes, so this is all they cost
+            starts.append(at + 2)
+            at += (low >> 1) + (high << 6) - 62
+            continue
+        length, shift = low, 7
+        at += 1
+        while length >> shift:  # its last byte was above 127
+            length += (blob[at] - 1) << shift
+            at, shift = at + 1, shift + 7
+        starts.append(at)
+        at += length >> 1
+    data = np.frombuffer(blob, np.uint8)
+    _, place = _varints(data, np.array(starts, np.int64) + 1)  # behind the attributes: the time
+    _, place = _varints(data, place)  # the offset
+    length, place = _varints(data, place)
+    keys = Values(data, place, (length >> 1) ^ -(length & 1))
+    length, place = _varints(data, place + np.maximum(keys.lengths, 0))
+    return [Values(data, place, (length >> 1) ^ -(length & 1)), keys]
+
+
+def _varints(data: npt.NDArray[np.uint8], at: I64) -> tuple[Any, Any]:
+    """The numbers of one to ten bytes at these places, and the places behind them."""
+    byte = data[at]
+    values, behind = (byte & 127).astype(np.int64), at + 1
+    live, shift = np.flatnonzero(byte > 127), 7
+    while live.size:
+        byte = data[behind[live]]
+        values[live] |= (byte & 127).astype(np.int64) << shift
+        behind[live] += 1
+        live, shift = live[byte > 127], shift + 7
+    return values, behind
