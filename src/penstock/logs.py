@@ -1,7 +1,7 @@
 """Log lines for machines: one JSON object each, with the job, query, epoch and sink that it is about.
 
 `bound` sets those for every line that its thread logs meanwhile, including those of a sink's client library. Text lines
-stay as the program has configured its logging.
+stay as the program has configured its logging; where it has not, `show_info` shows Penstock's own.
 """
 
 from __future__ import annotations
@@ -71,6 +71,17 @@ class MaskedFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return plain_text(masked(self._inner.format(record)))
+
+
+def show_info() -> None:
+    """Write what Penstock logs, from INFO on, to stderr, unless and until the program has configured its log."""
+    penstock = logging.getLogger("penstock")
+    if not logging.getLogger().handlers and not penstock.handlers and penstock.level == logging.NOTSET:
+        handler = logging.StreamHandler()
+        handler.addFilter(lambda record: not logging.getLogger().handlers)
+        handler.setFormatter(MaskedFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")))
+        penstock.addHandler(handler)
+        penstock.setLevel(logging.INFO)
 
 
 def set_up(job: str, *, as_json: bool) -> None:

@@ -29,7 +29,7 @@ def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pensto
     """The command as the shell starts it, and what it answered as JSON. Whatever is left running ends with the test."""
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.py").write_text(SCRIPT)
+    (tmp_path / "job.py").write_text(SCRIPT.replace(', savepoint_dir="savepoints"', ""))
 
     def run(*arguments: str) -> Any:
         command = [sys.executable, "-c", "from penstock.cli.main import main; main()", *arguments]
@@ -92,11 +92,11 @@ def test_a_job_s_whole_life(penstock: Penstock, tmp_path: Path) -> None:
     started = penstock("run", "-d", "--json", "job.py")
     assert (started["name"], started["state"]) == ("payments", "RUNNING")
     [listed] = penstock("list", "-r", "--json")
-    assert (listed["id"], listed["storage"]) == (started["id"], "checkpoints")
+    assert (listed["id"], listed["storage"]) == (started["id"], str(tmp_path / "checkpoints"))
     first, second = (penstock("checkpoint", "payments", "--json")["checkpoint"] for _ in range(2))
     assert first < second
     saved = penstock("savepoint", "payments", "--json")["savepoint"]
-    assert (tmp_path / "savepoints") in Path(saved.removeprefix("file:")).absolute().parents
+    assert (tmp_path / "checkpoints" / "_savepoints") in Path(saved.removeprefix("file:")).absolute().parents
     check_metrics(started["id"], second)
     stopped = penstock("stop", started["id"][:8], "-p", "elsewhere", "--json")
     assert stopped["state"] == "FINISHED"
@@ -104,6 +104,7 @@ def test_a_job_s_whole_life(penstock: Penstock, tmp_path: Path) -> None:
     assert before == list(range(len(before)))
     assert before
     assert penstock("list", "--json") == []
+    assert "INFO penstock: query out: epoch " in penstock("logs", started["id"])
 
     again = penstock("run", "-d", "-s", stopped["savepoint"], "--log-format", "json", "--json", "job.py")
     assert again["id"] != started["id"]

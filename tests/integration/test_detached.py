@@ -114,6 +114,24 @@ def test_a_detached_job(penstock: Penstock, registry: Registry, tmp_path: Path) 
     assert log.count("the job ends") == 1
 
 
+def test_a_job_that_runs_is_not_started_a_second_time(penstock: Penstock, registry: Registry, tmp_path: Path) -> None:
+    """Unless the new run is to take over; a job of the same name with other checkpoints is another job."""
+    (tmp_path / "job.py").write_text(SCRIPT)
+    first = done(penstock("run", "-d", "--json", "job.py"))["id"]
+    refused = penstock("run", "-d", "--json", "job.py")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    error = json.loads(refused.stderr)
+    assert error["happened"].startswith(f"Job 'payments' runs already: {first}, RUNNING.")
+    assert "--take-over" in error["to_do"]
+    assert entry_of(registry, first).state == "RUNNING"
+    (tmp_path / "elsewhere").mkdir()
+    other = ("-D", "execution.checkpointing.dir=elsewhere")
+    started = {done(penstock("run", "-d", "--json", *more, "job.py"))["id"] for more in (other, ["--take-over"])}
+    assert len({first, *started}) == 3
+    for run in (first, *started):
+        assert done(penstock("cancel", run, "--json"))["state"] == "CANCELED"
+
+
 def test_following_a_log_to_the_job_s_end(penstock: Penstock, registry: Registry, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
     started = done(penstock("run", "-d", "--json", "job.py"))

@@ -231,35 +231,3 @@ def test_a_broker_or_topic_that_is_not_there_is_named(broker: Broker, tmp_path: 
     status, answer = Command(tmp_path / "cache")("topics")
     assert status == 1
     assert "no development broker runs" in answer["happened"]
-
-
-def test_the_kafka_example_runs_from_nothing_as_printed(tmp_path: Path) -> None:
-    """The four lines at the head of the example, in a home and a cache of their own."""
-    root = Path(__file__).parents[2]
-    text = (root / "examples" / "kafka_to_kafka.py").read_text()
-    lines = [line.strip() for line in text.split('"""')[1].splitlines() if line.startswith("    penstock ")]
-    assert len(lines) == 4
-    environment = {
-        **Command(tmp_path / "cache").environment,
-        "PENSTOCK_HOME": str(tmp_path / "home"),
-        "CHECKPOINTS": str(tmp_path / "checkpoints"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-
-    def run(line: str) -> str:
-        done = subprocess.run(
-            line, shell=True, env=environment, cwd=root, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    try:
-        up, *more = lines
-        run(up)
-        environment["KAFKA"] = json.loads(run("penstock dev kafka status --json"))["servers"]  # 9092 may be taken
-        *_, alerts = [run(line) for line in more]
-        assert all(json.loads(line.split("  ")[1])["amount"] > 1000 for line in alerts.splitlines())
-        assert len(alerts.splitlines()) == 49
-        run("penstock cancel payments")
-    finally:
-        run("penstock dev kafka down")

@@ -3,12 +3,16 @@ of its own, has every public name and explains a job.
 
 `make dist` sets DIST to the folder of its wheel and sdist, and lets pip install the wheel with its dependencies.
 Otherwise they are built here, and the environment sees the packages of this one: the same code runs, without network.
+
+The commands that the first pages print run there, too, as printed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -21,17 +25,20 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NAMES = "import penstock; print(penstock.__file__); [getattr(penstock, name) for name in penstock.__all__]"
 KINDS = {".py", ".md", ".json", ".toml", ".svg", ".arrow", ".gz", ".yml", ".java"}
 
 
+def without_checkout(more: Mapping[str, str] | None) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "PYSPARK_"))}
+    return {**kept, **(more or {})}
+
+
 def run(command: Sequence[str | Path], folder: Path, more: Mapping[str, str] | None = None) -> str:
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")}
-    done = subprocess.run(
-        command, cwd=folder, env={**kept, **(more or {})}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=without_checkout(more), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -115,3 +122,101 @@ def test_the_command_works(environment: Path, sdist: Path, tmp_path: Path) -> No
     assert [(one["link"], one["guarantee"]) for one in json.loads(told)] == [
         (link, "exactly-once") for link in ("source", "engine", "sink")
     ]
+
+
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("index", "how-to/first-job", "how-to/existing-job")),
+         *(f"docs/how-to/{name}.md" for name in ("kafka", "run", "see-a-job")))  # fmt: skip
+NOT_RUN_HERE = {
+    "make demo": "tests/faults/test_demo.py",
+    "make test": "runs this",
+    "pip install '.[kafka]'": "`make dist` installs with dependencies",
+    "pip install '.[kafka,jdk]'": "`make dist` installs with dependencies",
+    "spark-submit --master yarn job.py": "tests/faults/test_yarn.py",
+    "penstock ui": "tests/unit/ops/server/test_ui.py",
+}
+
+
+def printed(sdist: Path, page: str) -> list[str]:
+    """The commands in the page's blocks, without comments and output."""
+    lines = []
+    for kind, block in re.findall(r"^```(bash|console)\n(.*?)^```", (sdist / page).read_text(), re.M | re.S):
+        shown = [line.removeprefix("$ ") for line in block.splitlines() if kind == "bash" or line.startswith("$ ")]
+        lines += [line.partition("  #")[0].rstrip() for line in shown]
+    return lines
+
+
+def variables(environment: Path, home: Path) -> dict[str, str]:
+    return {"PATH": f"{environment}{os.pathsep}{os.environ['PATH']}", "PENSTOCK_HOME": str(home)}
+
+
+def example_lines(sdist: Path) -> list[str]:
+    text = (sdist / "examples" / "kafka_to_kafka.py").read_text()
+    return [line.strip() for line in text.split('"""')[1].splitlines() if line.startswith("    penstock ")]
+
+
+def test_the_kafka_example_runs_from_nothing_as_printed(environment: Path, sdist: Path, tmp_path: Path) -> None:
+    """The four lines at the head of the example and in the docs, in a home and a cache of their own."""
+    from penstock.supply.jars import jar_folder, jar_set
+
+    up, *more = lines = example_lines(sdist)
+    assert printed(sdist, "docs/how-to/kafka.md") == lines
+    (tmp_path / "cache" / "jars").mkdir(parents=True)
+    for name in ("kafka-broker", "spark-kafka"):
+        jar_set(name)
+        (tmp_path / "cache" / "jars" / jar_folder(name).name).symlink_to(jar_folder(name))
+    folders = {"PENSTOCK_CACHE": str(tmp_path / "cache"), "CHECKPOINTS": str(tmp_path / "checkpoints")}
+    given = {**variables(environment, tmp_path / "home"), **folders}
+    try:
+        run(["sh", "-c", up], sdist, given)
+        status = run(["sh", "-c", "penstock dev kafka status --json"], sdist, given)
+        given["KAFKA"] = json.loads(status)["servers"]  # 9092 may be taken
+        *_, alerts = [run(["sh", "-c", line], sdist, given) for line in more]
+        assert all(json.loads(line.split("  ")[1])["amount"] > 1000 for line in alerts.splitlines())
+        assert len(alerts.splitlines()) == 49
+        run(["sh", "-c", "penstock cancel payments"], sdist, given)
+    finally:
+        run(["sh", "-c", "penstock dev kafka down"], sdist, given)
+
+
+@pytest.mark.long
+def test_the_commands_of_the_first_pages_run_as_printed(environment: Path, sdist: Path, tmp_path: Path) -> None:
+    """With the job of the first page; one that goes on for the commands that end it. Only the places of savepoints
+    differ from what is printed."""
+    text = (sdist / "docs/how-to/first-job.md").read_text()
+    job = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)[0]
+    places = [tmp_path / "ends", tmp_path / "goes-on"]
+    for place, rows in zip(places, ("200_000", "200_000_000"), strict=True):
+        place.mkdir()
+        for name in ("job.py", "payments.py"):
+            (place / name).write_text(job.replace("200_000", rows))
+    (places[0] / "penstock.yaml").write_text("restart-strategy.failure-rate.delay: 2s\n")
+    given, savepoints = variables(environment, tmp_path / "home"), tmp_path / "savepoints"
+
+    def saved(found: re.Match[str]) -> str:
+        folder = savepoints if found[1] == "/savepoints" else places[1] / found[1]
+        return str(max(folder.iterdir(), key=lambda path: path.stat().st_mtime))
+
+    done: list[str] = []
+    try:
+        for line in (line for page in PAGES for line in printed(sdist, page)):
+            if line in NOT_RUN_HERE or line in example_lines(sdist):
+                continue
+            fitted = re.sub(r"(\S+)/savepoint-\S+", saved, line).replace("-p /savepoints", f"-p {savepoints}")
+            ends = not line.startswith("penstock") or "--and-its own" in line
+            if line.startswith("penstock run -s"):  # in the foreground: Ctrl-C, once it runs, is a clean end
+                process = subprocess.Popen(["sh", "-c", f"exec {fitted}"], cwd=places[1], env=without_checkout(given))
+                listed = until(lambda: json.loads(run(["penstock", "list", "-r", "--json"], tmp_path, given)), fitted)
+                assert listed[0]["name"] == "payments"
+                process.send_signal(signal.SIGINT)
+                assert process.wait(120) == 0, fitted
+            elif line == "penstock ui payments":
+                run(["sh", "-c", f"{fitted} --no-open"], tmp_path, given)
+            else:
+                run(["sh", "-c", fitted], places[not ends], given)
+            done.append(line)
+    finally:
+        command = ["penstock", "cancel", "payments"]
+        ended = subprocess.run(command, env=without_checkout(given), capture_output=True, text=True, check=False)
+    assert "CANCELED" in ended.stdout
+    assert len(done) >= 12
+    assert any((places[0] / "large-payments").glob("*.parquet"))

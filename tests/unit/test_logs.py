@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -251,6 +252,7 @@ import logging
 
 logging.getLogger("penstock.sinks.kafka").info("a sink speaks")
 logging.getLogger("elsewhere").warning("another library speaks")
+raise SystemExit
 """
 
 
@@ -280,3 +282,27 @@ def test_an_error_that_ends_the_program_is_a_line_too(tmp_path: Path) -> None:
     line = json.loads(result.stderr.splitlines()[-1])
     assert (line["level"], line["job"], line["exception"]["type"]) == ("ERROR", "payments", "ConfigurationError")
     assert "writes nothing" in line["exception"]["happened"]
+
+
+INFO = """
+import logging
+from penstock import logs
+logs.show_info()
+logs.show_info()
+log = logging.getLogger("penstock")
+log.info("an epoch of %s", "kafka://me:hunter2@host")
+logging.basicConfig(format="mine %(message)s")
+log.warning("later")
+"""
+
+
+def test_info_is_readable_without_configuration() -> None:
+    """Once, and masked; the program's own configuration wins when it comes."""
+    done = subprocess.run([sys.executable, "-c", INFO], capture_output=True, text=True, check=True)
+    first, second = done.stderr.splitlines()
+    assert re.fullmatch(r"\S+ \S+ INFO penstock: an epoch of kafka://\S*host", first)
+    assert "hunter2" not in first
+    assert second == "mine later"
+    configured = INFO.replace("logs.show_info()", "logging.basicConfig(format='mine %(message)s'); logs.show_info()", 1)
+    done = subprocess.run([sys.executable, "-c", configured], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["mine later"]

@@ -81,8 +81,7 @@ ReadClaims(g) ==
 Claim(g) ==
     /\ At(g, "claim")
     /\ LET honours == IF run[g].dec = None THEN <<>> ELSE <<run[g].dec.epoch, run[g].dec.gen>>
-       IN claims' = IF Bug = "no claim" THEN claims
-                    ELSE claims \cup {[gen |-> g, epoch |-> run[g].epoch, honours |-> honours]}
+       IN claims' = claims \cup {[gen |-> g, epoch |-> run[g].epoch, honours |-> honours]}
     /\ Go(g, "check claim")
     /\ UNCHANGED <<newest, log, decisions, tx, expired>>
 

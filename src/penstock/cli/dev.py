@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from penstock.cli.output import Json, Output
+from penstock.cli.usage import Group
 
 app = typer.Typer(
     help="Development tools: a Kafka broker, the locked jars, Java and its class archives.", no_args_is_help=True
 )
 kafka = typer.Typer(help="A real Kafka broker on this machine, in the background.", no_args_is_help=True)
-app.add_typer(kafka, name="kafka")
+app.add_typer(kafka, name="kafka", cls=Group)
 
 
 @kafka.command("up")
@@ -49,14 +50,16 @@ def kafka_status(json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-Servers = Annotated[str | None, typer.Option("--servers", help="Another broker than the development one.")]
+Servers = Annotated[
+    str | None, typer.Option("--servers", metavar="HOST:PORT", help="Another broker than the development one.")
+]
 Partitions = Annotated[int, typer.Option(min=1, help="Of topics that are created.")]
 Rows = Annotated[int | None, typer.Option(min=1, help="End after so many. Left out: go on until Ctrl-C.")]
 
 
 @kafka.command("topics")
 def kafka_topics(
-    create: Annotated[list[str] | None, typer.Argument(help="Topics to create, where they are missing.")] = None,
+    create: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Created, where it is missing.")] = None,
     partitions: Partitions = 4,
     servers: Servers = None,
     json: Json = False,
@@ -72,7 +75,7 @@ def kafka_topics(
 
 @kafka.command("produce")
 def kafka_produce(
-    topic: Annotated[str, typer.Argument(help="Created, where it is missing.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created, where it is missing.")],
     rows: Rows = None,
     rate: Annotated[float, typer.Option(min=0, help="Rows a second; 0: as fast as it goes.")] = 10,
     stdin: Annotated[bool, typer.Option("--stdin", help="Send the lines of standard input.")] = False,
@@ -80,10 +83,7 @@ def kafka_produce(
     servers: Servers = None,
     json: Json = False,
 ) -> None:
-    """Fill a topic with payments in JSON, or with lines of your own.
-
-    Example: penstock dev kafka produce payments --rate 100
-    """
+    """Fill a topic with payments in JSON, or with lines of your own."""
     import itertools
     import sys
 
@@ -103,7 +103,7 @@ def kafka_produce(
 
 @kafka.command("consume")
 def kafka_consume(
-    topic: str,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
     rows: Rows = None,
     until_end: Annotated[bool, typer.Option("--until-end", help="End where the topic ends now.")] = False,
     newest: Annotated[bool, typer.Option("--newest", help="Begin at the end of the topic.")] = False,
@@ -111,10 +111,7 @@ def kafka_consume(
     servers: Servers = None,
     json: Json = False,
 ) -> None:
-    """Print a topic's rows as a read_committed reader gets them, from its beginning.
-
-    Example: penstock dev kafka consume alerts
-    """
+    """Print a topic's rows as a read_committed reader gets them, from its beginning."""
     import itertools
 
     from penstock.dev import topics
@@ -131,7 +128,7 @@ def kafka_consume(
 
 @app.command("jars")
 def jars(
-    names: Annotated[list[str] | None, typer.Argument(help="Sets to fetch; all when none is named.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="SET", help="Fetched; all when none is named.")] = None,
     json: Json = False,
 ) -> None:
     """Fetch the locked jars into the cache; does nothing when they are there."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import Json, Output
+from penstock.cli.run import Settings, parse_options
 from penstock.progress import Counter
 
 if TYPE_CHECKING:
@@ -57,11 +58,9 @@ def check(script: Annotated[Path, _SCRIPT], as_json: Json = False) -> None:
 def config(
     script: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB.py]", exists=True, dir_okay=False, readable=True, help="A job, for what it says."),
+        typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="A job, for what it says."),
     ] = None,
-    define: Annotated[
-        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; wins over code and file.")
-    ] = None,
+    define: Settings = None,
     file: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Instead of penstock.yaml in this folder.")
     ] = None,
@@ -72,7 +71,6 @@ def config(
     A job's file is loaded but not run, so only a Job at module level is seen.
     """
     from penstock.cli.program import load_job
-    from penstock.cli.run import parse_options
     from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
     from penstock.config.resolve import resolve
 

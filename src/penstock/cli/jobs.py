@@ -4,6 +4,7 @@ the job: by name, by id or the beginning of one, on this machine or at an addres
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import itertools
 import os
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from penstock.cli.output import Json, Output, duration_text
-from penstock.errors import ControlError, JobNotFound
+from penstock.cli.output import Display, Json, Output, duration_text
+from penstock.cli.usage import Command
+from penstock.deadline import Deadline
+from penstock.errors import ControlError, JobNotFound, PenstockError
 from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, State, earlier, now_ms
-from penstock.progress import Progress
+from penstock.progress import Progress, Step
 
 if TYPE_CHECKING:
     from typer._click import Context  # type: ignore[import-not-found, unused-ignore]
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16
+_LOOK_SECONDS = 1.0
 _SHORTEST_PREFIX = 4
+_ELSE = "otherwise execution.checkpointing.savepoint-dir, or _savepoints beside the checkpoint"
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
@@ -44,20 +48,31 @@ class Kind(StrEnum):
     NATIVE = "native"
 
 
-def _complete(incomplete: str) -> list[str]:
+def complete(incomplete: str) -> list[str]:
     names = {entry.name for entry in Registry().entries() if not entry.state.ended}
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-Job = Annotated[
-    str, typer.Argument(metavar="JOB", help="Its name, its id, or the beginning of it.", autocompletion=_complete)
-]
+def complete_any(incomplete: str) -> list[str]:
+    """Also the names of jobs that have ended."""
+    return sorted(name for name in {entry.name for entry in Registry().entries()} if name.startswith(incomplete))
+
+
+_WHICH = "Its name, its id, or the beginning of it."
+Job = Annotated[str, typer.Argument(metavar="JOB", help=_WHICH, autocompletion=complete)]
+AnyJob = Annotated[str, typer.Argument(metavar="JOB", help=_WHICH, autocompletion=complete_any)]
 Manager = Annotated[
     str | None,
     typer.Option("-m", "--jobmanager", metavar="HOST:PORT", help="A job elsewhere; its token in PENSTOCK_TOKEN."),
 ]
 Type = Annotated[
     Kind, typer.Option("--type", "-type", case_sensitive=False, help="canonical: readable by any tool and backend.")
+]
+
+
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", min=0, help="Wait so long without progress; the job still ends."),
 ]
 
 
@@ -82,10 +97,8 @@ def list_jobs(
 
 
 def savepoint(
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Its name or id.", autocompletion=_complete)] = None,
-    directory: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="Where to; otherwise execution.checkpointing.savepoint-dir.")
-    ] = None,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Its name or id.", autocompletion=complete)] = None,
+    directory: Annotated[str | None, typer.Argument(metavar="DIR", help=f"Where to; {_ELSE}.")] = None,
     kind: Type = Kind.NATIVE,
     dispose: Annotated[
         str | None, typer.Option("-d", "--dispose", metavar="PATH", help="Delete this savepoint instead.")
@@ -128,13 +141,14 @@ def stop(
     job: Job,
     directory: Annotated[
         str | None,
-        typer.Option("-p", "--savepoint-path", "--savepointPath", metavar="DIR", help="Where the savepoint goes."),
+        typer.Option("-p", "--savepoint-path", "--savepointPath", metavar="DIR", help=f"Where it goes; {_ELSE}."),
     ] = None,
     drain: Annotated[bool, typer.Option("-d", "--drain", help="First emit the final results of windows.")] = False,
     kind: Type = Kind.NATIVE,
     with_savepoint: Annotated[
         bool, typer.Option("--savepoint/--no-savepoint", help="Whether to take one; checkpoints stay in any case.")
     ] = True,
+    timeout: Timeout = 600,
     manager: Manager = None,
     as_json: Json = False,
 ) -> None:
@@ -142,10 +156,10 @@ def stop(
     if not with_savepoint and (directory or drain):
         raise typer.BadParameter("-p and --drain belong to a savepoint.")
     body = {"targetDirectory": directory, "drain": drain, "formatType": kind.name}
-    _end(job, manager, "Stopping", "stop", body if with_savepoint else None, "stop", as_json)
+    _end(job, manager, "stop", body if with_savepoint else None, as_json, timeout)
 
 
-class WithOptionalValue(TyperCommand):
+class WithOptionalValue(Command):
     """`-s` with or without a folder after it, as Flink has it: at the end, or before an option, it is alone."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
@@ -158,7 +172,7 @@ class WithOptionalValue(TyperCommand):
 
 
 def cancel(
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Its name or id.", autocompletion=_complete)] = None,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Its name or id.", autocompletion=complete)] = None,
     directory: Annotated[
         str | None,
         typer.Option(
@@ -166,6 +180,7 @@ def cancel(
         ),
     ] = None,
     kind: Type = Kind.NATIVE,
+    timeout: Timeout = 600,
     manager: Manager = None,
     as_json: Json = False,
 ) -> None:
@@ -176,38 +191,79 @@ def cancel(
     if not job:
         raise typer.BadParameter("name a job.")
     body = {"target-directory": directory or None, "cancel-job": True, "formatType": kind.name}
-    _end(job, manager, "Cancelling", "cancel", body if with_savepoint else None, "savepoints", as_json)
+    _end(job, manager, "cancel", body if with_savepoint else None, as_json, timeout)
 
 
 def _end(
-    job: str, manager: str | None, doing: str, mode: str, savepoint: dict[str, Any] | None, verb: str, as_json: bool
+    job: str, manager: str | None, mode: str, savepoint: dict[str, Any] | None, as_json: bool, timeout: float
 ) -> None:
     """End a job in this mode, or by a request for a savepoint with this body; show how it ended."""
     output, target = Output.choose(as_json), find_running(job, manager)
+    doing, verb = {"stop": ("Stopping", "stop"), "cancel": ("Cancelling", "savepoints")}[mode]
     path = None
     with output.progress(f"{doing} {target.name}") as display:
+        wait = Wait(target, f"{doing} {target.name}", display, timeout)
         if savepoint is not None:
-            path = _savepoint(target, verb, savepoint, display)
+            path = _savepoint(target, verb, savepoint, wait.step, wait)
         else:
             target.client.ask("PATCH", f"/jobs/{target.id}?mode={mode}")
-        entry = target.wait_until_ended()
+        entry = target.wait_until_ended(wait)
     state = entry.state if entry is not None else None
     output.record("Job", {"id": target.id, "name": target.name, "state": state, "savepoint": path})
     if state is State.FAILED:
         raise typer.Exit(1)
 
 
-def _savepoint(target: JobTarget, verb: str, body: dict[str, Any], progress: Progress) -> str:
+class Wait:
+    """A command's wait for a job, which shows what the job waits for. Called again and again, it raises `ControlError`
+    after `seconds` without progress."""
+
+    def __init__(self, target: JobTarget, doing: str, display: Display, seconds: float) -> None:
+        self._target, self._doing, self._display, self._seconds = target, doing, display, seconds
+        self._patience, self._look = Deadline(seconds), Deadline(_LOOK_SECONDS)
+        self._last: Step | None = None
+
+    def step(self, step: Step) -> None:
+        if step != self._last:
+            self._last, self._patience = step, Deadline(self._seconds)
+        self._display(step)
+
+    def __call__(self) -> None:
+        if self._patience.passed():
+            raise ControlError(
+                f"{self._doing} has made no progress for {self._seconds:g} s: it waits for {self._reason()}.",
+                safe="the job has the request and still ends when it can; nothing is half done.",
+                to_do="see `penstock show` and its log, wait, or end it at once by `penstock cancel`.",
+            )
+        if self._look.passed():
+            self._look = Deadline(_LOOK_SECONDS)
+            self._display.describe(f"{self._doing}: waits for {self._reason()}")
+
+    def _reason(self) -> str:
+        entry = Registry().read_entry(self._target.id) if self._target.local else None
+        with contextlib.suppress(PenstockError, LookupError, TypeError):
+            for query in self._target.client.ask("GET", f"/penstock/v1/runs/{self._target.id}")["queries"]:
+                if query["phase"] != "idle":
+                    since = duration_text(now_ms() - query["phase_since"])
+                    return f"epoch {query['epoch']} of query {query['uid']} (in {query['phase']} for {since})"
+            return f"{self._last.what} to end" if self._last is not None else "its queries to end"
+        process = None if entry is None else entry.pid if entry.driven else entry.supervisor
+        return "an answer" if process is None else f"process {process} to end"
+
+
+def _savepoint(
+    target: JobTarget, verb: str, body: dict[str, Any], progress: Progress, waiting: Callable[[], None] = lambda: None
+) -> str:
     """The path. A job that ends for its savepoint may be gone before the next poll; the registry then has it."""
     from penstock.ops.server.client import NoAnswer
 
     requests: list[str] = []
     try:
         job = f"/jobs/{target.id}"
-        answer = target.client.perform(f"{job}/{verb}", body, f"{job}/savepoints", requests.append, progress)
+        answer = target.client.perform(f"{job}/{verb}", body, f"{job}/savepoints", requests.append, progress, waiting)
         return str(answer["location"])
     except NoAnswer:
-        entry = target.wait_until_ended() if requests else None
+        entry = target.wait_until_ended(waiting) if requests else None
         if entry is None or entry.savepoint is None or entry.savepoint_request != requests[0]:
             raise
         return entry.savepoint
@@ -237,7 +293,7 @@ def job_row(entry: Entry) -> dict[str, Any]:
 
 
 def logs(
-    job: Job,
+    job: AnyJob,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last so many.")] = None,
 ) -> None:
@@ -291,12 +347,13 @@ class JobTarget:
     client: Client
     local: bool
 
-    def wait_until_ended(self) -> Entry | None:
+    def wait_until_ended(self, waiting: Callable[[], None]) -> Entry | None:
         """Returns when the job and its supervisor are gone; None where this machine cannot see that."""
         while self.local:
             entry = Registry().get(self.id)
             if entry is None or (entry.state.ended and not entry.supervised):
                 return entry
+            waiting()
             time.sleep(_POLL_SECONDS)
         return None
 
@@ -311,12 +368,8 @@ def find_running(job: str, manager: str | None) -> JobTarget:
     entries = [entry for entry in Registry().entries() if _matches(job, entry)]
     alive = [entry for entry in entries if not entry.state.ended]
     if not alive and entries:
-        last = entries[0]
-        raise JobNotFound(
-            f"Job {last.name!r} ({last.id}) does not run: it is {last.state}.",
-            safe="no command was sent.",
-            to_do="`penstock list -a` shows jobs that have ended.",
-        )
+        about = f"Job {entries[0].name!r} ({entries[0].id}) does not run: it is {entries[0].state}."
+        raise _not_found(about, "`penstock list -a` shows jobs that have ended.")
     entry = _choose(job, alive, "on this machine")
     if entry.address is None:
         yet, process = (" yet", entry.supervisor) if entry.supervised else ("", entry.pid)
@@ -357,16 +410,14 @@ def _matches(wanted: str, entry: Entry) -> bool:
 def _choose(wanted: str, matches: Sequence[Entry], where: str) -> Entry:
     candidates = [entry for entry in matches if entry.name == wanted] or matches
     if not candidates:
-        raise JobNotFound(
-            f"No job {wanted!r} {'is known here' if where == 'known here' else f'runs {where}'}.",
-            safe="no command was sent.",
-            to_do="see `penstock list`; a job is named by its name, its id, or at least 4 digits of it.",
-        )
+        about = f"No job {wanted!r} {'is known here' if where == 'known here' else f'runs {where}'}."
+        raise _not_found(about, "see `penstock list`; a job is named by its name, its id, or at least 4 digits of it.")
     if len(candidates) > 1:
         listed = ", ".join(f"{candidate.name} {candidate.id} ({candidate.state})" for candidate in candidates)
-        raise JobNotFound(
-            f"{wanted!r} may be any of {len(candidates)} jobs: {listed}.",
-            safe="no command was sent.",
-            to_do="give the id of the one you mean, or as much of it as is unique.",
-        )
+        about = f"{wanted!r} may be any of {len(candidates)} jobs: {listed}."
+        raise _not_found(about, "give the id of the one you mean, or as much of it as is unique.")
     return candidates[0]
+
+
+def _not_found(happened: str, to_do: str) -> JobNotFound:
+    return JobNotFound(happened, safe="no command was sent.", to_do=to_do)

@@ -9,29 +9,33 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import audit, dev, explain, jobs, run, top, transactions, ui
+from penstock.cli import audit, dev, explain, jobs, run, top, transactions, ui, usage
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
 app = typer.Typer(
     name="penstock",
     help="Exactly-once for PySpark Structured Streaming.",
+    epilog=usage.ROOT,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    cls=usage.Group,
+    context_settings=usage.NAMES,
+    rich_markup_mode=None,  # plain text: its tables cut names to fit 80 columns
     pretty_exceptions_enable=False,  # main() shows our own errors; another library's traceback must stay whole
 )
-app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
 app.command("list")(jobs.list_jobs)
 command: Callable[..., None]
 for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
     app.command()(command)
 app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
-for command in (jobs.logs, top.top, dev.demo, explain.config, explain.explain, explain.check, explain.state):
+for command in (jobs.logs, top.top, top.show, dev.demo, explain.config, explain.explain, explain.check, explain.state):
     app.command()(command)
 for command in (run.pack, ui.ui, audit.audit):
     app.command()(command)
-app.add_typer(transactions.app, name="transactions")
+for name, group in (("dev", dev.app), ("transactions", transactions.app)):
+    app.add_typer(group, name=name, cls=usage.Group)
+usage.give_help(app)
 
 
 def _version(wanted: bool) -> None:
@@ -48,7 +52,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:
-    """Exactly-once for PySpark Structured Streaming."""
+    """Exactly-once delivery, checkpoints and savepoints for PySpark Structured Streaming."""
 
 
 def main() -> None:

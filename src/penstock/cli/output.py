@@ -82,16 +82,14 @@ class Output:
         return ProgressDisplay(text, self._console(stderr=True))
 
     def error(self, error: PenstockError) -> None:
-        """What happened, what is safe, what to do."""
-        from rich.panel import Panel
+        """What happened, what is safe, what to do: a line each, which only a terminal wraps."""
         from rich.text import Text
 
-        parts = [("What happened", error.happened), ("What is safe", error.safe), ("What to do", error.to_do)]
-        body = Text("\n\n").join(
-            Text.assemble((f"{label}\n", "bold"), plain_text(sentence)) for label, sentence in parts if sentence
-        )
-        panel = Panel(body, title=type(error).__name__, title_align="left", border_style="red")
-        self._console(stderr=True).print(panel)
+        console, name = self._console(stderr=True), type(error).__name__
+        for label, sentence in ((name, error.happened), ("What is safe", error.safe), ("What to do", error.to_do)):
+            if sentence:
+                text = Text.assemble((f"{label}: ", "bold red" if label == name else "bold"), plain_text(sentence))
+                console.print(text, soft_wrap=not console.is_terminal)
 
     def _console(self, *, stderr: bool = False) -> Console:
         from rich.console import Console
@@ -178,16 +176,20 @@ class ProgressDisplay(Display):
             self._what = step.what
             self._bar.reset(self._task, total=step.total or None, completed=step.done)
         self._bar.update(self._task, completed=step.done, total=step.total or None, amount=step_text(step))
-        if not self._console.is_terminal and time.monotonic() - self._printed >= LINE_SECONDS:
-            self._printed = time.monotonic()
-            task = self._bar.tasks[0]
-            line = f"{task.description}: {step_text(step)}, {duration_text(int((task.elapsed or 0) * 1000))}"
-            if task.time_remaining:
-                line += f", about {duration_text(int(task.time_remaining * 1000))} left"
-            self._console.print(line, markup=False, highlight=False)
+        self._print_at_times(f": {step_text(step)}")
 
     def describe(self, text: str) -> None:
         self._bar.update(self._task, description=plain_text(text))
+        self._print_at_times("")
+
+    def _print_at_times(self, amount: str) -> None:
+        if not self._console.is_terminal and time.monotonic() - self._printed >= LINE_SECONDS:
+            self._printed = time.monotonic()
+            task = self._bar.tasks[0]
+            line = f"{task.description}{amount}, {duration_text(int((task.elapsed or 0) * 1000))}"
+            if task.time_remaining:
+                line += f", about {duration_text(int(task.time_remaining * 1000))} left"
+            self._console.print(line, markup=False, highlight=False)
 
 
 def step_text(step: Step) -> str:

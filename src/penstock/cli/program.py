@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,18 +52,21 @@ def supervise(start: Start, file: Path | None = None) -> int:
     """Run the job's drivers until it has ended; the exit status. `file` is the start, where it is written already."""
     from penstock.config.restart_strategy import RestartStrategy
     from penstock.events import Events
+    from penstock.logs import show_info
     from penstock.ops.process.registry import SupervisorEntry, kept_small
     from penstock.ops.process.supervisor import Supervisor, python_command
 
     with start.in_effect():
-        _log_to_stderr()
+        if not set_up_log():
+            show_info()
         events = Events()
         events.listen(SupervisorEntry(Path(start.script), id=start.id, log_file=start.log))
         file = file or start.write()
         try:
             strategy = RestartStrategy.from_dict(start.restart or {})
             command = python_command(_DRIVER, str(file), start.script)
-            with show_restore(start), kept_small(Path(start.log)) if start.log else nullcontext():
+            small = kept_small(Path(start.log)) if start.log else nullcontext()
+            with show_restore(start), _live(start), small:
                 return Supervisor(command, strategy, id=start.id, standby=start.standby, events=events).run()
         finally:
             file.unlink(missing_ok=True)
@@ -70,8 +74,16 @@ def supervise(start: Start, file: Path | None = None) -> int:
 
 def run_here(start: Start) -> int:
     """Run the job in this process, without a supervisor."""
-    with start.in_effect(), show_restore(start):
+    with start.in_effect(), show_restore(start), _live(start):
         return run(Path(start.script), list(start.arguments))
+
+
+def _live(start: Start) -> AbstractContextManager[None]:
+    if start.log or not sys.stderr.isatty():
+        return nullcontext()
+    from penstock.cli.live import following
+
+    return following(start)
 
 
 @contextmanager
@@ -102,18 +114,6 @@ def show_restore(start: Start) -> Iterator[None]:
 
         with polling("penstock-restore", _LOOK_SECONDS, look):
             yield
-
-
-def _log_to_stderr() -> None:
-    """The supervisor's lines go to stderr, among the job's own."""
-    if set_up_log():
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    log = logging.getLogger("penstock.supervisor")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
 
 
 def prepare_environment() -> None:
@@ -180,11 +180,22 @@ def load_job(script: Path) -> Job:
 def run(script: Path, arguments: list[str]) -> int:
     """Prepare, execute; the exit status: see `status_of`. Errors are shown; the program's own SystemExit passes."""
     from penstock.engine.restarts import classify
+    from penstock.ops.process.registry import expected_run
 
     try:
         set_up_log()
         prepare_environment()
         execute(script, arguments)
+        job = sys.modules.get("penstock.job.job")
+        ran = "penstock.job.dropin" in sys.modules or (job is not None and job.Job.any_started)
+        if expected_run() is not None and not ran:
+            raise ConfigurationError(
+                f"{script} ran to its end and started no job.",
+                safe="nothing was read or written by Penstock.",
+                to_do="make a Job at module level, or call run() on it. A program without one is run by python.",
+            )
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
         lifeline.report_error(error, classify(error))
         _show(error)

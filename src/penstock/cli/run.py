@@ -30,6 +30,7 @@ _POLL_SECONDS = 0.05
 _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUSPENDED: another machine has the lease
 
 PACKED = Path("penstock-env.pex")
+_CLAIM_HELP = "Whether the savepoint becomes the job's own, which then deletes it. Default no_claim."
 _PACK_HELP = "The job: what it imports is packed, and of Penstock's extras only what it uses."
 
 #: Everything after the script's name is the script's own, options included.
@@ -47,18 +48,21 @@ AllowNonRestored = Annotated[
 ]
 ClaimMode = Annotated[
     str | None,
-    typer.Option(
-        "--claim-mode",
-        "--claimMode",
-        "-rm",
-        "--restoreMode",
-        metavar="claim|no_claim",
-        help="Whether the savepoint becomes the job's own, which then deletes it. Default no_claim.",
-    ),
+    typer.Option(*("--claim-mode", "--claimMode", "-rm", "--restoreMode"), metavar="claim|no_claim", help=_CLAIM_HELP),
 ]
 
+
+def _complete_setting(incomplete: str) -> list[str]:
+    from penstock.config.table import OPTIONS
+
+    return [f"{option.key}=" for option in OPTIONS if option.key.startswith(incomplete)]
+
+
 Settings = Annotated[
-    list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
+    list[str] | None,
+    typer.Option(
+        "-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.", autocompletion=_complete_setting
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -92,7 +96,7 @@ def run(
     script: Annotated[
         Path, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job to run.")
     ],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Given to the job.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Given to the job.")] = None,
     savepoint: FromSavepoint = None,
     allow_non_restored: AllowNonRestored = False,
     claim_mode: ClaimMode = None,
@@ -108,6 +112,7 @@ def run(
     detached: Annotated[
         bool, typer.Option("-d", "--detached", help="Leave the job running in the background, and return.")
     ] = False,
+    take_over: Annotated[bool, typer.Option("--take-over", help="With -d: replace the job if it runs.")] = False,
     supervise: Supervise = True,
     standby: KeepStandby = None,
     master: Master = None,
@@ -145,7 +150,7 @@ def run(
         given |= _ship(script, master, archive, {**from_options().values, **given}, wanted=ship)
     start = resolve_start(script, arguments or [], given, config)
     if detached:
-        sys.exit(_start_detached(start, as_json=as_json))
+        sys.exit(_start_detached(replace(start, alone=not take_over), as_json=as_json))
     sys.exit(program.supervise(start) if supervise else program.run_here(start))
 
 
@@ -166,9 +171,14 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
     from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
     from penstock.config.recovery import PATH, RESTORE_ID
     from penstock.config.resolve import resolve
+    from penstock.savepoints.restorable import require_path
 
     paths = (PATH, "execution.savepoint.path")
-    if any(path in given for path in paths):
+    if (path := next((given[key] for key in paths if key in given), None)) is not None:
+        configured = [*{**from_options().values, **given}, *os.environ]
+        elsewhere = ("fs.defaultFS", "HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
+        if path.startswith("file:") or not any(name.endswith(elsewhere) for name in configured):
+            require_path(path)  # before Spark starts; not where a path may be another file system's
         given = {RESTORE_ID: uuid.uuid4().hex, **given}
     options = {**from_options().values, **given}
     if config is not None:
@@ -208,8 +218,7 @@ def _ship(
 
 def pack(
     script: Annotated[
-        Path | None,
-        typer.Argument(metavar="[JOB.py]", exists=True, dir_okay=False, readable=True, help=_PACK_HELP),
+        Path | None, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help=_PACK_HELP)
     ] = None,
     target: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = PACKED,
     more: Annotated[
@@ -238,12 +247,9 @@ def _start_detached(start: Start, *, as_json: bool) -> int:
     try:
         process = _detach(start)
     except OSError as error:
+        to_do = "set PENSTOCK_HOME to a folder of yours."
         output.error(
-            ControlError(
-                f"The job's log cannot be written: {error}.",
-                safe="nothing was started.",
-                to_do="set PENSTOCK_HOME to a folder of yours.",
-            )
+            ControlError(f"The job's log cannot be written: {error}.", safe="nothing was started.", to_do=to_do)
         )
         return 1
     with output.progress(f"Starting {Path(start.script).name}") as display:
@@ -276,14 +282,9 @@ def _detach(start: Start) -> subprocess.Popen[bytes]:
     with Registry().open_log(start.id) as log:
         file = start.write()
         try:
-            return subprocess.Popen(
-                program.supervisor_command(file, start),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,
-            )
+            command, env = program.supervisor_command(file, start), {**os.environ, "PYTHONUNBUFFERED": "1"}
+            nothing = subprocess.DEVNULL
+            return subprocess.Popen(command, stdin=nothing, stdout=log, stderr=log, env=env, start_new_session=True)
         except OSError:
             file.unlink(missing_ok=True)
             raise

@@ -1,5 +1,5 @@
-"""`penstock top`: the jobs of this machine and how each of them does, live in a terminal. Each job's own server is
-asked; an answer of another shape breaks nothing."""
+"""`penstock top`: the jobs of this machine and how each of them does, live in a terminal; `penstock show`: one of them.
+Each job's own server is asked; an answer of another shape breaks nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.jobs import Manager, client_at, client_of, entries_elsewhere, find_entry, find_running, job_row
+from penstock.cli import jobs
+from penstock.cli.jobs import AnyJob, Manager, client_of, find_entry, find_running, job_row
 from penstock.cli.output import Json, Output, number_text, short_duration_text, size_text
 from penstock.errors import PenstockError
 from penstock.logs import plain_text
@@ -39,7 +40,10 @@ _ERROR_HEADINGS = {"error": "Error", "happened": "What happened", "safe": "What 
 
 
 def top(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this one; also one that has ended.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="JOB", help="Only this one; also one that has ended.", autocompletion=jobs.complete_any),
+    ] = None,
     interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print what there is to see, once, and leave.")] = False,
     manager: Manager = None,
@@ -55,13 +59,28 @@ def top(
         from rich.console import Console
 
         with contextlib.suppress(KeyboardInterrupt):
-            show(watched, chosen, interval, Console())
+            watch(watched, chosen, interval, Console())
         return
     jobs, output = watched.look(chosen), Output.choose(as_json)
     if as_json:
         output.record("Jobs", {"time": now_ms(), "jobs": [facts.to_dict() for facts in jobs]})
     else:
         render(output, "Jobs", jobs)
+
+
+def show(job: AnyJob, manager: Manager = None, as_json: Json = False) -> None:
+    """Describe one job: its state, program, checkpoints, log and queries, and why it failed."""
+    watched, output = Watched(manager), Output.choose(as_json)
+    [facts] = watched.look(watched.find(job))
+    if as_json:
+        output.record("Job", facts.to_dict())
+        return
+    entry = facts.entry
+    about = job_row(entry) | {"id": entry.id, "restarts": facts.restarts, "program": entry.script}
+    about["checkpoints"] = f"{entry.storage.rstrip('/')}/{entry.name}" if entry.storage else None
+    running = {"driver": entry.pid, "supervisor": entry.supervisor} if not entry.state.ended else {}
+    output.record("Job", {**about, **running, "lease": entry.lease, "log": entry.log})
+    _render_details(output, facts)
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,7 @@ class Watched:
 
     def look(self, chosen: str | None = None) -> list[JobFacts]:
         """Every run, the newest first; or the chosen one."""
-        entries = self._registry.entries() if self._manager is None else entries_elsewhere(self._manager)
+        entries = self._registry.entries() if self._manager is None else jobs.entries_elsewhere(self._manager)
         self._seen = {entry.id: entry for entry in entries if not entry.state.ended or entry.id in self._seen}
         return [self.read(entry) for entry in self._seen.values() if chosen in (None, entry.id)]
 
@@ -106,7 +125,7 @@ class Watched:
             return JobFacts(entry, entry.restarts, note=note)
         path = f"/penstock/v1/runs/{entry.id}"
         try:
-            client = client_at(self._manager) if self._manager is not None else client_of(entry)
+            client = jobs.client_at(self._manager) if self._manager is not None else client_of(entry)
             overview, failures = client.ask("GET", path), client.ask("GET", f"{path}/exceptions")
             queries = [_query_facts(query) for query in overview["queries"]]
             newest = sorted(failures["exceptions"], key=lambda failure: failure["time"], reverse=True)[:_EXCEPTIONS]
@@ -120,7 +139,8 @@ class Watched:
 def _query_facts(query: Mapping[str, Any]) -> dict[str, Any]:
     """Raises for facts of a type that cannot be shown."""
     since = query["phase_since"]
-    facts = {name: query[name] for name in _FACTS} | {"phase_ms": None if since is None else max(0, now_ms() - since)}
+    more = {"phase_ms": None if since is None else max(0, now_ms() - since), "committed": query.get("committed")}
+    facts = {name: query[name] for name in _FACTS} | more
     _query_row(facts)
     return facts
 
@@ -178,7 +198,7 @@ def draw(jobs: list[JobFacts], width: int) -> Text:
     return Text.from_ansi(file.getvalue())
 
 
-def show(watched: Watched, chosen: str | None, interval: float, console: Console) -> None:
+def watch(watched: Watched, chosen: str | None, interval: float, console: Console) -> None:
     """Look and draw, until Ctrl-C."""
     from rich.live import Live
     from rich.text import Text

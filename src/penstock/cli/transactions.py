@@ -230,13 +230,9 @@ def abort(target: Target, output: Output, take_over: TakeOver = False, force: Fo
             transactions.abort(target.ledgers, query, target.sinks, selected, others)
         after = target.look().orphans if queries or unknown else ()
         still_open = {orphan.id for orphan in after if orphan.state == "open"}
+    ends = {True: "open", False: "aborted"}
     rows = [
-        {
-            "query": each.query,
-            "sink": each.sink,
-            "id": each.id,
-            "outcome": "open" if each.id in still_open else "aborted",
-        }
+        {"query": each.query, "sink": each.sink, "id": each.id, "outcome": ends[each.id in still_open]}
         for each in (*chosen, *unknown)
     ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.jobs import complete
 from penstock.cli.output import Output
 
 DEFAULT_PORT = 8082
@@ -19,7 +20,10 @@ DEFAULT_PORT = 8082
 
 def ui(
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Open this running job's own page instead; serve nothing.")
+        str | None,
+        typer.Argument(
+            metavar="JOB", help="Open this running job's own page instead; serve nothing.", autocompletion=complete
+        ),
     ] = None,
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 for a free one.")

@@ -231,7 +231,7 @@ CHECKPOINT_OPTIONS = (
         f"{_SETTINGS}test_storage_in_memory",
         aliases=("state.checkpoint-storage",)),
     _option(f"{_C}.savepoint-dir", "savepoint_dir", "", plain,
-        "Where savepoints go unless a folder is named.",
+        "Where savepoints go unless a folder is named. Without it: to `_savepoints` in the folder of the checkpoints.",
         f"{_SETTINGS}test_a_flink_file_as_it_is", aliases=("state.savepoints.dir",)),
     _option(f"{_C}.checkpoints-after-tasks-finish", "final_checkpoint", "true", boolean,
         "Whether bounded inputs end with a committed epoch. Otherwise the last rows wait for the next start.",
@@ -266,6 +266,11 @@ CHECKPOINT_OPTIONS = (
         " machine.",
         "tests/unit/checkpoint/test_ledger.py::test_storage_that_nobody_answers_for_is_refused"),
 )  # fmt: skip
+
+
+def is_in_memory(checkpoints: Checkpoints) -> bool:
+    """Whether the checkpoints are gone when the job ends, see `give_memory_a_folder`."""
+    return checkpoints.storage.rpartition("/")[2].startswith(("memory:", "penstock-memory-"))
 
 
 def give_memory_a_folder(checkpoints: Checkpoints) -> Checkpoints:

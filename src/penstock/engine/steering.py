@@ -24,7 +24,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.layout import SAVEPOINTS
 from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT
+from penstock.config.checkpoints import is_in_memory
 from penstock.config.option import one_of
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, JobDrained, PenstockError, SavepointError
@@ -216,12 +218,14 @@ class Steering:
 
     def _directory(self, directory: str | None) -> str:
         where = directory or self._checkpoints.savepoint_dir
-        if not where:
+        if not where and is_in_memory(self._checkpoints):
             raise ConfigurationError(
-                "There is no folder to put the savepoint into.",
+                "There is no folder to put the savepoint into, and the job's checkpoints are gone when it ends.",
                 safe="the job goes on; nothing was changed.",
-                to_do="name a folder, or set Checkpoints(savepoint_dir=…) or execution.checkpointing.savepoint-dir.",
+                to_do="name a folder with -p DIR, set execution.checkpointing.savepoint-dir or"
+                " Checkpoints(savepoint_dir=…), or stop without one: penstock stop --no-savepoint.",
             )
+        where = where or f"{self._checkpoints.storage.rstrip('/')}/{SAVEPOINTS}"
         path = local_path(where)
         return where if path is None or "://" in where or where.startswith("file:") else str(path)
 

@@ -116,6 +116,8 @@ class Job:
     """One streaming job: a name, its checkpoints, its sources and sinks. `name` and the uids name everything the job
     leaves in other systems; changing one is starting another job."""
 
+    any_started = False  # in this process
+
     def __init__(
         self,
         name: str,
@@ -248,7 +250,7 @@ class Job:
     def run(self, on_event: Listener | None = None) -> None:
         """Run until every bounded query is done, `stop` or `cancel` is called, SIGTERM or SIGINT comes, or the job
         fails for good: raises what made it fail. When this returns, no epoch is half done. A standby waits first."""
-        self.started = True
+        self.started = Job.any_started = True
         if not self._plans:
             raise ConfigurationError(f"Job {self.name!r} writes nothing.", to_do="call job.write before job.run.")
         for chain in self.chains().values():
@@ -271,8 +273,8 @@ class Job:
 
     def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
         """Take a savepoint at an epoch boundary, without stopping the job; its path, below `directory` or
-        `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`. Blocks until it is complete, `progress` hears
-        how far it is; safe from any thread but the one that runs the job."""
+        `Checkpoints(savepoint_dir=…)`, or `_savepoints` in the storage. `kind`: `native` or `canonical`. Blocks until
+        it is complete, `progress` hears how far it is; safe from any thread but the one that runs the job."""
         return self._steering.savepoint(directory, kind=kind, progress=progress)
 
     def stop_with_savepoint(

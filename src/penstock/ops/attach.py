@@ -7,14 +7,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.operations import LogFormat
 from penstock.deadline import Deadline
 from penstock.engine.settlement import JobLedgers
 from penstock.engine.steering import EndRequest
+from penstock.logs import show_info
 from penstock.ops.process import lifeline
 from penstock.ops.process.lifeline import stop_on_signals
 from penstock.ops.server.runs import report_facts
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
+_LINE_EPOCHS, _LINE_SECONDS = 100, 60.0  # between two lines about epochs
 _END_SECONDS = 2.0  # to ask sources where they end
 _TURN_ENDS = {EndRequest.NONE: TurnEnd.DONE, EndRequest.STOP: TurnEnd.STOPPED, EndRequest.CANCEL: TurnEnd.CANCELLED}
 
@@ -40,6 +46,10 @@ _TURN_ENDS = {EndRequest.NONE: TurnEnd.DONE, EndRequest.STOP: TurnEnd.STOPPED, E
 def attached(run: JobRun) -> Iterator[None]:
     """Wait for the turn of this driver; then, while the run lasts, hold its lease, stop on signals, serve it."""
     steering = run.steering
+    if run.settings.log.format is not LogFormat.JSON:
+        show_info()
+    if not os.isatty(2):  # `penstock run` shows epochs in a terminal
+        run.events.listen(EpochLog())
     lease = lease_of(run.name, run.settings, run.checkpoints, run.spark)
     take_turn(run.spark, run.sinks.values(), run.sources, run.readiness.look, lease)
     run.settings = settings_of_turn(lease, run.settings)
@@ -61,6 +71,28 @@ def report_running(event: Mapping[str, Any]) -> None:
     """A listener that tells the supervisor when the job runs: only then is it time for a standby."""
     if event.get("event") == "recovered":
         lifeline.report(running=True)
+
+
+class EpochLog:
+    """A listener that logs how each query proceeds: its first epoch, then every hundredth, or the next after a minute
+    where epochs take longer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[int, int, float]] = {}  # by query: epochs and rows since its last line, and when
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        query, name = str(event.get("query")), event.get("event")
+        epochs, rows, last = self._since.get(query, (0, 0, -math.inf))
+        if name == "precommitted":
+            self._since[query] = epochs, rows + int(event.get("rows") or 0), last
+        elif name == "completed":
+            now = self._clock()
+            self._since[query] = epochs + 1, rows, last
+            if epochs + 1 >= _LINE_EPOCHS or now - last >= _LINE_SECONDS:
+                self._since[query] = 0, 0, now
+                text = "query %s: epoch %s is complete; since the last line %d epochs, %d rows, %.0f rows/s"
+                log.info(text, query, event["epoch"], epochs + 1, rows, rows / max(now - last, 0.001))
 
 
 class JobInsight:

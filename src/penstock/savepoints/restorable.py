@@ -28,6 +28,7 @@ from penstock.progress import Progress, silent
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
 from penstock.storage.open import tree_at
+from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +62,19 @@ class Restorable:
         return [name.removeprefix(start) for name in self.saved.files if name.startswith(start)]
 
 
-def job_folder(path: str, spark: SparkSession) -> str | None:
+def require_path(path: str) -> None:
+    """Raise `SavepointIncomplete` where a path of this machine names nothing to restore from. Needs no Spark."""
+    path = path.strip().rstrip("/")
+    named = layout.split_checkpoint(path)
+    if not path or local_path(path) is None:
+        return
+    if named is not None:
+        _epochs(path, *named, None, at_rest=True)
+    elif job_folder(path, None) is None:
+        savepoint.read(tree_at(path, None))
+
+
+def job_folder(path: str, spark: SparkSession | None) -> str | None:
     """The folder of the job whose checkpoint the path names; None for a savepoint."""
     path = path.rstrip("/")
     named = layout.split_checkpoint(path)
@@ -87,6 +100,23 @@ def open_restorable(path: str, spark: SparkSession, *, at_rest: bool = False) ->
 
 
 def _retained(path: str, rest: str, number: int | None, spark: SparkSession, at_rest: bool) -> Restorable:
+    root, history, epochs = _epochs(path, rest, number, spark, at_rest=at_rest)
+    folders = {uid: root.at(f"{uid}/{history}") for uid in epochs}
+    for uid in epochs:
+        _refuse_waiting(root, uid)
+    queries = {uid: _query(root, uid, folders[uid], epoch, spark) for uid, epoch in epochs.items()}
+    job = root.location.rpartition("/")[2]
+    identity = f"{job}-{layout.checkpoint_name('-'.join(str(epoch) for epoch in epochs.values()))}-{history}"
+    barriers = [SparkLog(folders[uid].storage).barrier(epoch) for uid, epoch in epochs.items()]
+    drained = any(barrier is not None and barrier.drains is not None for barrier in barriers)
+    saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {}, drained)
+    return Restorable(path, saved, True, folders, root)
+
+
+def _epochs(
+    path: str, rest: str, number: int | None, spark: SparkSession | None, *, at_rest: bool
+) -> tuple[Tree, str, dict[str, int]]:
+    """The folder of the job that a checkpoint belongs to; history and epochs that the path names."""
     rest = rest.rstrip("/")
     rest, only = layout.split_query_checkpoints(rest) or (rest, None)
     root = tree_at(rest, spark)
@@ -99,21 +129,10 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession, at_
     if only is not None or len(uids) == 1:
         if number is None and not at_rest:
             _refuse_unfinished(root, uids[0])
-        history, epochs = _query_epoch(root, only or uids[0], number, path)
-    elif number is None and at_rest:
-        history, epochs = _newest_epochs(root, uids, path)
-    else:
-        history, epochs = global_epochs(root, number)
-    folders = {uid: root.at(f"{uid}/{history}") for uid in epochs}
-    for uid in epochs:
-        _refuse_waiting(root, uid)
-    queries = {uid: _query(root, uid, folders[uid], epoch, spark) for uid, epoch in epochs.items()}
-    job = root.location.rpartition("/")[2]
-    identity = f"{job}-{layout.checkpoint_name('-'.join(str(epoch) for epoch in epochs.values()))}-{history}"
-    barriers = [SparkLog(folders[uid].storage).barrier(epoch) for uid, epoch in epochs.items()]
-    drained = any(barrier is not None and barrier.drains is not None for barrier in barriers)
-    saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {}, drained)
-    return Restorable(path, saved, True, folders, root)
+        return root, *_query_epoch(root, only or uids[0], number, path)
+    if number is None and at_rest:
+        return root, *_newest_epochs(root, uids, path)
+    return root, *global_epochs(root, number)
 
 
 def _newest_epochs(root: Tree, uids: Sequence[str], path: str) -> tuple[str, dict[str, int]]:

@@ -131,15 +131,26 @@ def read(folder: Tree) -> Savepoint:
     """The savepoint in `folder`; `SavepointIncomplete` where there is none."""
     data = folder.storage.read(METADATA)
     if data is None:
-        half = _NAME.match(folder.location.rstrip("/").rpartition("/")[2]) and folder.files()
-        what = "not a savepoint"
-        to_do = "give the folder that holds `_metadata`, or a retained checkpoint as STORAGE/JOB/chk-N."
-        if half:
-            what = "a savepoint that was never finished"
-            to_do = "use another savepoint; this one can be removed by `penstock savepoint --dispose`."
-        happened = f"{folder.location} has no {METADATA}, so it is {what}."
-        raise SavepointIncomplete(happened, to_do=to_do)
+        raise _no_savepoint(folder)
     return Savepoint.of(data, f"{folder.location}/{METADATA}")
+
+
+def _no_savepoint(folder: Tree) -> SavepointIncomplete:
+    place, names = folder.location, folder.names()
+    happened = f"{place} has no {METADATA}, so it is not a savepoint."
+    to_do = "give the folder that holds `_metadata`, or a retained checkpoint as STORAGE/JOB/chk-N."
+    inside = []
+    for name in sorted(names)[:1000]:
+        with contextlib.suppress(PenstockError, OSError):  # a link, for example
+            inside += [name] if folder.storage.read(f"{name}/{METADATA}") is not None else []
+    if not names:
+        happened = f"{place} does not exist, or is empty."
+    elif inside:
+        happened, to_do = f"{place} is not a savepoint; these are in it: {', '.join(inside)}.", "name one of them."
+    elif _NAME.match(place.rstrip("/").rpartition("/")[2]) and folder.files():
+        happened = f"{place} has no {METADATA}, so it is a savepoint that was never finished."
+        to_do = "use another savepoint; this one can be removed by `penstock savepoint --dispose`."
+    return SavepointIncomplete(happened, to_do=to_do)
 
 
 def verify(folder: Tree, saved: Savepoint, progress: Progress = silent) -> None:

@@ -125,10 +125,45 @@ def script(tmp_path: Path, text: str) -> str:
 
 def test_run_is_python_with_the_scripts_own_arguments(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'hello'")
-    text = "import sys, neighbour\nprint(__name__, neighbour.WORD, sys.argv[1:])"
+    text = "import sys, neighbour\nprint(__name__, neighbour.WORD, sys.argv[1:])\nsys.exit()"
     status, out, _ = invoke("run", "--no-supervise", script(tmp_path, text), "--json", "-x", "1", "--help")
     assert status == 0
     assert out.strip() == "__main__ hello ['--json', '-x', '1', '--help']"
+
+
+def test_a_file_without_a_job_is_an_error(invoke: Invoke, tmp_path: Path) -> None:
+    status, _, err = invoke("run", "--no-supervise", script(tmp_path, "print('done')"))
+    assert status == 1
+    assert "my_job.py ran to its end and started no job." in err
+
+
+def test_ctrl_c_before_the_job_runs_is_130(invoke: Invoke, tmp_path: Path) -> None:
+    status, _, err = invoke("run", "--no-supervise", script(tmp_path, "raise KeyboardInterrupt"))
+    assert (status, err) == (130, "")
+
+
+def test_a_savepoint_is_looked_for_before_anything_starts(invoke: Invoke, tmp_path: Path) -> None:
+    text, folder = "raise AssertionError('it was run')", tmp_path / "savepoints"
+    (folder / "savepoint-shop-0123456789ab").mkdir(parents=True)
+    (folder / "savepoint-shop-0123456789ab" / "_metadata").write_text("{}")
+    (folder / "link").symlink_to(tmp_path)
+    (tmp_path / "checkpoints" / "shop").mkdir(parents=True)
+    for path, expected in (
+        (tmp_path / "none", "none does not exist, or is empty."),
+        (folder, "savepoints is not a savepoint; these are in it: savepoint-shop-0123456789ab."),
+        (tmp_path, "has no _metadata, so it is not a savepoint."),
+        (tmp_path / "checkpoints" / "shop" / "chk-3", "shop is not the folder of a job."),
+    ):
+        status, _, err = invoke("run", "--no-supervise", "-s", str(path), script(tmp_path, text))
+        assert status == 1
+        assert "SavepointIncomplete" in err
+        assert expected in err
+
+
+def test_a_path_of_another_file_system_is_left_to_spark(invoke: Invoke, tmp_path: Path) -> None:
+    file = script(tmp_path, "raise SystemExit(7)")
+    assert invoke("run", "--no-supervise", "-s", "hdfs:///sp/one", file)[0] == 7
+    assert invoke("run", "--no-supervise", "-s", "/sp/one", "-D", "spark.hadoop.fs.defaultFS=hdfs://n", file)[0] == 7
 
 
 def test_run_passes_on_the_exit_status(invoke: Invoke, tmp_path: Path) -> None:

@@ -123,6 +123,44 @@ def test_stop_without_a_savepoint(answer: Callable[..., Any], job: Served) -> No
     assert job.job.asked == [("stop",)]
 
 
+def test_a_stop_that_gets_nowhere_says_what_it_waits_for(invoke: Invoke, job: Served) -> None:
+    """The job ends all the same, once it can."""
+    job.job.gate.clear()
+    job.events.emit("opened", query="out", epoch=12, generation=3)
+    status, out, err = invoke("stop", "payments", "--timeout", "0", "--json")
+    assert (status, out) == (1, "")
+    error = json.loads(err)
+    assert error["error"] == "ControlError"
+    assert "waits for epoch 12 of query out (in prepare for " in error["happened"]
+    assert "still ends when it can" in error["safe"]
+    assert "penstock cancel" in error["to_do"]
+    assert not job.job.ending.is_set()
+    job.job.gate.set()
+    job.thread.join(60)
+    assert job.entry.state == "FINISHED"
+
+
+def test_a_long_stop_says_in_a_pipe_what_it_waits_for(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, job: Served
+) -> None:
+    from penstock.cli import jobs, output
+
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setenv("TTY_COMPATIBLE", "0")
+    job.job.gate.clear()
+    waits = jobs.Wait.__call__
+
+    def wait(self: jobs.Wait) -> None:
+        waits(self)
+        job.job.gate.set()
+
+    monkeypatch.setattr(jobs.Wait, "__call__", wait)
+    status, _, err = invoke("stop", "payments")
+    assert status == 0
+    assert "Stopping payments: waits for its queries to end, 0s" in err
+
+
 def test_cancel(answer: Callable[..., Any], job: Served) -> None:
     assert answer("cancel", job.id)["state"] == "CANCELED"
     assert job.job.asked == [("cancel",)]
@@ -303,9 +341,10 @@ def test_long_work_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, cap
         assert ("Almost" in err) is terminal
 
 
-def test_shells_are_told_the_names(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, job: Served) -> None:
+@pytest.mark.parametrize("command", ["stop", "logs", "top", "show", "ui", "cancel", "savepoint"])
+def test_shells_are_told_the_names(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, job: Served, command: str) -> None:
     monkeypatch.setenv("_PENSTOCK_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "penstock stop pay")
+    monkeypatch.setenv("COMP_WORDS", f"penstock {command} pay")
     monkeypatch.setenv("COMP_CWORD", "2")
     assert invoke()[1].split() == ["payments"]
 

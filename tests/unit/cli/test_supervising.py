@@ -183,7 +183,8 @@ def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_restore_gets_an_id_once_and_for_each_command_another() -> None:
+def test_a_restore_gets_an_id_once_and_for_each_command_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.savepoints.restorable.require_path", lambda path: None)
     assert not start().restores
     first = start("execution.state-recovery.path=/savepoints/one")
     assert first.restores
@@ -244,6 +245,7 @@ def test_supervising_leaves_no_start_file(tmp_path: Path) -> None:
         "import os, sys; from penstock.config.resolve import resolve\n"
         "print(sys.argv[1:], resolve().checkpoints.interval_seconds)\n"
         "print([name for name in os.environ if name.startswith('PENSTOCK_')])\n"
+        "sys.exit()\n"
     )
     command = [sys.executable, "-c", "from penstock.cli.main import main; main()", "run"]
     command += ["-D", "execution.checkpointing.interval=7s", "job.py", "-D", "own"]

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
-from penstock.cli.top import JobFacts, Watched, draw, show
+from penstock.cli.top import JobFacts, Watched, draw, watch
 from penstock.errors import PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.processes import mark
@@ -50,7 +51,7 @@ RUN = {
         {
             "uid": "out", "generation": 3, "epoch": 41, "phase": "commit", "phase_since": 1, "watermark": 99,
             "rows_per_second": 1234.5, "rows_total": 9, "p50_ms": 50, "p99_ms": 99, "lag": 12, "inflight_bytes": 1500,
-            "error": "late", "sources": [],
+            "error": "late", "sources": [], "committed": 77,
         }
     ],
 }  # fmt: skip
@@ -115,6 +116,7 @@ def test_everything_that_a_server_tells() -> None:
         assert query == {
             "uid": "out", "epoch": 41, "generation": 3, "phase": "commit", "rows_per_second": 1234.5, "p50_ms": 50,
             "p99_ms": 99, "lag": 12, "inflight_bytes": 1500, "watermark": 99, "error": "late",
+            "committed": 77,
         }  # fmt: skip
         assert [exception["time"] for exception in job.exceptions] == [5000, 3000, 2000]
         assert job.restarts == 2
@@ -271,7 +273,7 @@ def test_a_job_is_watched_until_ctrl_c_and_seen_dying(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr("penstock.cli.top.time.sleep", sleep)
         with pytest.raises(KeyboardInterrupt):
-            show(Watched(), None, 0.05, console)
+            watch(Watched(), None, 0.05, console)
     for part in ("RUNNING", "Queries of payments", "FAILED", "What happened", "It broke.", "All rows."):
         assert part in file.getvalue()
 
@@ -283,7 +285,7 @@ def test_a_server_elsewhere_that_is_gone_is_said_on_the_screen(monkeypatch: pyte
     monkeypatch.setattr("penstock.cli.top.time.sleep", sleep)
     console, file = screen()
     with pytest.raises(KeyboardInterrupt):
-        show(Watched("127.0.0.1:1"), None, 0.05, console)
+        watch(Watched("127.0.0.1:1"), None, 0.05, console)
     assert "does not answer" in file.getvalue()
 
 
@@ -308,3 +310,23 @@ def test_a_job_that_shows_a_certificate_of_its_own(invoke: Invoke, tmp_path: Pat
         _, out, _ = invoke("top", "--json")
     [told] = json.loads(out)["jobs"]
     assert (told["note"], [query["uid"] for query in told["queries"]]) == (None, ["out"])
+
+
+def test_show_describes_one_job(invoke: Invoke) -> None:
+    with answering() as (_, entry):
+        Registry().put(replace(entry, script="/jobs/payments.py", storage="/var/lib/penstock", log="/logs/it.log"))
+        status, out, _ = invoke("show", "payments")
+        assert status == 0
+        rows = [line.split() for line in out.splitlines()]
+        for row in (["id", ID], ["checkpoints", "/var/lib/penstock/payments"], ["program", "/jobs/payments.py"],
+                    ["log", "/logs/it.log"], ["driver", str(os.getpid())]):  # fmt: skip
+            assert row in rows
+        assert ["out", "41", "commit"] in [row[:3] for row in rows]
+        shown = json.loads(invoke("show", ID[:8], "--json")[1])
+        assert (shown["name"], shown["queries"][0]["lag"]) == ("payments", 12)
+    error = {"error": "TopicMissing", "happened": "No topic.", "safe": "All.", "to_do": "Make it."}
+    Registry().put(Entry("e" * 32, "gone", State.FAILED, start=5, end=6, error=error))
+    _, out, _ = invoke("show", "gone")
+    for text in ("FAILED", "What happened: No topic.", "What to do: Make it."):
+        assert text in out
+    assert invoke("show", "nothing-of-the-sort")[0] == 1

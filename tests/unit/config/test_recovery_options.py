@@ -23,6 +23,7 @@ from penstock.config.resolve import resolve
 settings = resolve()
 print(json.dumps({**dataclasses.asdict(settings.recovery), "arguments": sys.argv[1:],
                   "parallelism": {key: one.value for key, one in settings.derived_spark.items()}}))
+sys.exit()
 """
 
 Run = Callable[..., dict[str, Any]]
@@ -39,6 +40,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """What a script sees that `penstock run` has started."""
     monkeypatch.setattr(program, "prepare_environment", lambda: None)
+    monkeypatch.setattr("penstock.savepoints.restorable.require_path", lambda path: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "job.py").write_text(SCRIPT)
 

@@ -14,13 +14,22 @@ import pytest
 
 from penstock.checkpoint.spark_log import END_OF_TIME
 from penstock.config import Checkpoints
+from penstock.config.checkpoints import give_memory_a_folder
 from penstock.engine.protocol import Resume
 from penstock.engine.query import QueryRunner
 from penstock.engine.restarts import ErrorClass, classify
 from penstock.engine.steering import Steering, final_epoch
-from penstock.errors import JobDrained, LedgerError, PreCommitFailed, SavepointError, Superseded
+from penstock.errors import (
+    ConfigurationError,
+    JobDrained,
+    LedgerError,
+    PreCommitFailed,
+    SavepointError,
+    Superseded,
+)
 from penstock.events import Events
 from penstock.failpoints import InjectedFault, hooked
+from penstock.naming import check_name
 from penstock.savepoints.savepoint import Kind
 from tests.support.memory_sink import MemorySink
 from tests.support.small_runner import SmallRunner, TimedSpark, small_runners
@@ -375,3 +384,20 @@ def test_what_is_due_is_not_drained_over(spark: TimedSpark) -> None:
             final_epoch("out", spark.log, Resume(3, 7, action))
     for action in ("none", "finished"):
         assert final_epoch("out", spark.log, Resume(3, 0, action)) is None
+
+
+def test_where_a_savepoint_goes_without_a_folder(tmp_path: Path) -> None:
+    """Beside the job's checkpoint, under a name that no job can have; never into a folder that ends with the job."""
+    kept = Checkpoints(storage=str(tmp_path))
+    assert Steering("job", kept)._directory(None) == f"{tmp_path}/_savepoints"
+    assert (
+        Steering("job", kept.but(storage="hdfs:///checkpoints/"))._directory(None) == "hdfs:///checkpoints/_savepoints"
+    )
+    assert Steering("job", kept.but(savepoint_dir="/sp"))._directory(None) == "/sp"
+    assert Steering("job", kept)._directory("/named") == "/named"
+    with pytest.raises(ConfigurationError, match="gone when it ends") as refused:
+        Steering("job", give_memory_a_folder(kept.but(storage="memory:")))._directory(None)
+    assert "-p DIR" in refused.value.to_do
+    assert "--no-savepoint" in refused.value.to_do
+    with pytest.raises(ConfigurationError):
+        check_name("_savepoints", "job")

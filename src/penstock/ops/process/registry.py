@@ -32,12 +32,13 @@ from types import NoneType
 from typing import Any, BinaryIO
 
 from penstock.deadline import polling
-from penstock.errors import PenstockError
+from penstock.errors import ControlError, PenstockError
 from penstock.naming import user_folder
 from penstock.ops.process import lifeline
 from penstock.processes import is_running, mark
 from penstock.secrets import masked
 from penstock.storage.private import create_own, own_folder, read_own
+from penstock.storage.storage import local_path
 
 log = logging.getLogger("penstock")
 
@@ -272,12 +273,14 @@ class Registration:
 
 
 _expected: str | None = None
+_alone = False
 
 
-def expect_run(id: str | None) -> None:
-    """The next job of this process is the run `id`, which its supervisor has begun, also after a restart."""
-    global _expected
-    _expected = id
+def expect_run(id: str | None, *, alone: bool = False) -> None:
+    """The next job of this process is the run `id`, which its supervisor has begun, also after a restart. `alone`: it
+    is refused where the same job runs already."""
+    global _expected, _alone
+    _expected, _alone = id, alone
 
 
 def expected_run() -> str | None:
@@ -292,6 +295,10 @@ def register_driver(name: str, storage: str) -> Registration:
         registry.prune()
     run, _expected = _expected or uuid.uuid4().hex, None  # once: another job of this process is another run
     entry = registry.read_entry(run) or Entry(run, name, start=now_ms())
+    if local_path(storage) is not None and not storage.startswith(("/", "file:")):
+        storage = str(local_path(storage))  # a relative path means another folder to whoever reads it elsewhere
+    if _alone and entry.pid is None:
+        _refuse_second(registry, replace(entry, name=name, storage=masked(storage)))
     restarted, program = entry.pid is not None, sys.argv[0] if sys.argv else ""
     entry = replace(
         entry,
@@ -308,6 +315,22 @@ def register_driver(name: str, storage: str) -> Registration:
         lease=_lease_text(lifeline.lease()),
     )
     return Registration(entry, registry)
+
+
+def _refuse_second(registry: Registry, entry: Entry) -> None:
+    """Raise where the job runs already on this machine. The error is in the registry, for the command that waits."""
+    for other in registry.entries():
+        same = (other.name, other.storage) == (entry.name, entry.storage) and other.id != entry.id
+        over = other.state.ended or other.state is State.SUSPENDED  # which waits for the lease
+        if same and not over and (other.driven or other.supervised):
+            error = ControlError(
+                f"Job {entry.name!r} runs already: {other.id}, {other.state}.",
+                safe="it goes on; the new run has read and written nothing.",
+                to_do=f"end it by `penstock stop {entry.name}`, or let the new run replace it: `run -d --take-over`.",
+            )
+            with contextlib.suppress(OSError):
+                registry.put(replace(entry, error=error_fields(error)))
+            raise error
 
 
 class SupervisorEntry:

@@ -22,7 +22,8 @@ FOLDER = "starts"
 class Start:
     """What `penstock run` was asked for. `options` are those of `-D`, `file` the content of `file_name`; the program's
     own arguments come between them. `restart` and `standby` are what the two resolve to, and hold until a driver
-    reports otherwise. `restores`: it begins with a savepoint. `log` is a detached run's."""
+    reports otherwise. `restores`: it begins with a savepoint. `log` is a detached run's. `alone`: the job must not run
+    already."""
 
     id: str
     script: str
@@ -34,6 +35,7 @@ class Start:
     standby: bool = False
     restores: bool = False
     log: str | None = None
+    alone: bool = False
 
     def write(self) -> Path:
         """A private file in the registry's folder, or else in the system's temporary one. Raises OSError."""
@@ -65,7 +67,7 @@ class Start:
         from penstock.config.levels import Texts, using
         from penstock.ops.process.registry import expect_run
 
-        expect_run(self.id)
+        expect_run(self.id, alone=self.alone)
         try:
             with using(Texts("-D", self.options or {}), Texts(self.file_name, self.file or {})):
                 yield

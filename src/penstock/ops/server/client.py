@@ -95,9 +95,11 @@ class Client:
         poll: str,
         asked: Callable[[str], None] = lambda _: None,
         progress: Progress = silent,
+        waiting: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Request long work and wait for its end. `asked` receives the request's id before the first poll, `progress`
-        each step. The id makes it safe to repeat the request after a broken connection: the work is done once."""
+        each step; `waiting` is called after each poll, and may end the wait by an error. The id makes it safe to repeat
+        the request after a broken connection: the work is done once."""
         request = uuid.uuid4().hex
         body = {**body, "triggerId": request}
         try:
@@ -110,6 +112,7 @@ class Client:
             answer = self._exchange("GET", f"{poll}/{request}", None, progress)
             if answer.get("status", {}).get("id") == "COMPLETED":
                 return dict(answer.get("operation") or {})
+            waiting()
             time.sleep(pause)
             pause = min(_SLOWEST_POLL_SECONDS, pause * 2)
 

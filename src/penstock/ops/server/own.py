@@ -77,6 +77,7 @@ class QueryFacts(TypedDict):
     p99_ms: float | None
     lag: int | None
     inflight_bytes: int | None
+    committed: int | None
     error: str | None
     guarantee: str | None
     sources: list[dict[str, Any]]
@@ -328,6 +329,7 @@ def _query_facts(
         "p50_ms": query.duration_ms(0.5),
         "p99_ms": query.duration_ms(0.99),
         "lag": sum(lags) if lags else None,
+        "committed": query.recent[-1][0] if query.recent else None,
         "error": status.get("error") if shown else None,
         "guarantee": planned.get("guarantee"),
         "sources": [{**source, "partitions": by_source.get(source["uid"]) or []} for source in sources],
