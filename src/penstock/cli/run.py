@@ -53,9 +53,9 @@ ClaimMode = Annotated[
 
 
 def _complete_setting(incomplete: str) -> list[str]:
-    from penstock.config.table import OPTIONS
+    from penstock.config.levels import BY_KEY
 
-    return [f"{option.key}=" for option in OPTIONS if option.key.startswith(incomplete)]
+    return [f"{key}=" for key in BY_KEY if key.startswith(incomplete)]
 
 
 Settings = Annotated[
