@@ -9,15 +9,14 @@ gaps between its offsets.
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,26 +27,14 @@ from penstock.audit.hashing import I64, Values
 from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
 from penstock.kafka.connections import Connections, kafka_python
+from penstock.kafka.log import Batch, Place, batches, fetch, find_places
 
-_HEADER = struct.Struct(">qiibIhiqqqhii")
 _CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
-_SNAPPY, _TRANSACTIONAL, _CONTROL, _COMMIT = 2, 0x10, 0x20, 1
-_FETCH_BYTES = 8 << 20
+_SNAPPY, _TRANSACTIONAL = 2, 0x10
 _TOGETHER = 1 << 15  # rows hashed at once: enough to be quick, and few enough for the processor's cache
 _SECONDS = 60.0
-_EARLIEST = -2
 
 Producer = tuple[int, int]
-
-
-class Batch(NamedTuple):
-    first: int
-    last: int
-    attributes: int
-    time: int
-    producer: Producer
-    rows: int
-    records: bytes
 
 
 @dataclass(slots=True)
@@ -62,11 +49,8 @@ class Segment:
 
 @dataclass
 class Partition:
-    topic: str
-    number: int
-    node: int
+    place: Place
     compacted: bool
-    start: int
     position: int
     first_marker: int | None = None
     gaps: bool = False
@@ -76,10 +60,16 @@ class Partition:
     def gone(self, writer: Decided) -> str:
         """Why rows of a writer may be missing here; empty where they may not."""
         first, begun = self.first_marker, writer.payload.get("started", 0)
-        if self.start and (first is None or begun <= first):
-            return f"retention: {self.topic}-{self.number} begins at offset {self.start}"
-        gaps = self.compacted and self.gaps
-        return f"compaction: {self.topic}-{self.number} has gaps between its offsets" if gaps else ""
+        if self.place.start and (first is None or begun <= first):
+            return f"retention: {self.name} begins at offset {self.place.start}"
+        return f"compaction: {self.name} has gaps between its offsets" if self.compacted and self.gaps else ""
+
+    def led_by(self, node: int) -> Partition:
+        return replace(self, place=self.place._replace(node=node))
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.topic}-{self.place.number}"
 
 
 class KafkaReader:
@@ -97,9 +87,9 @@ class KafkaReader:
             ThreadPoolExecutor(1) as ahead,
         ):
             for topic in topics:
-                known = {partition.number: partition for partition in self._partitions.get(topic, ())}
+                known = {partition.place.number: partition for partition in self._partitions.get(topic, ())}
                 found = connections.ask(partial(_describe, topic), Deadline(_SECONDS))
-                self._partitions[topic] = [replace(known.get(each.number, each), node=each.node) for each in found]
+                self._partitions[topic] = [known.get(each.place.number, each).led_by(each.place.node) for each in found]
                 for partition in self._partitions[topic]:
                     self._advance(partition, partial(_fetch, connections, partition), ahead)
         return self._attribute(decided, later(), [part for topic in topics for part in self._partitions[topic]])
@@ -122,46 +112,46 @@ class KafkaReader:
                 number = bisect_right(mine, segment.ended, key=lambda entry: entry[0]) - 1
                 if number >= 0:
                     since, key = min(since, segment.first), visible.group(mine[number][1])
-                    visible.parts.setdefault(key, Part(partition.topic, self._layouts)).merge(segment.part)
+                    visible.parts.setdefault(key, Part(partition.place.topic, self._layouts)).merge(segment.part)
                 elif not mine:
                     strangers.append(segment)
             # What precedes the first row of a decided writer may be of an epoch that the ledger has forgotten.
-            since = since if min(writer.epoch for writer in decided) else partition.start
+            since = since if min(writer.epoch for writer in decided) else partition.place.start
             visible.others += [segment.part for segment in strangers if segment.first >= since]
             for writer in decided:
-                if partition.topic in writer.payload.get("topics", ()) and (why := partition.gone(writer)):
+                if partition.place.topic in writer.payload.get("topics", ()) and (why := partition.gone(writer)):
                     visible.gone[visible.group(writer)] = why
         return visible
 
-    def _advance(self, partition: Partition, fetch: Any, ahead: ThreadPoolExecutor) -> None:
+    def _advance(self, partition: Partition, read: Callable[[int], Any], ahead: ThreadPoolExecutor) -> None:
         """Read to the end that the partition has now; the next bytes are fetched while these are hashed."""
-        answer = fetch(partition.position)
+        answer = read(partition.position)
         end = answer.high_watermark
         while True:
-            batches = list(_batches(bytes(answer.records or b"")))
-            following = max([partition.position, *(batch.last + 1 for batch in batches)])
+            whole = list(batches(answer))
+            following = max([partition.position, *(batch.last + 1 for batch in whole)])
             more = partition.position < following < end
-            fetched = ahead.submit(fetch, following) if more else None
-            for batch in batches:
+            fetched = ahead.submit(read, following) if more else None
+            for batch in whole:
                 if batch.last >= partition.position:  # a broker answers with the whole batch that holds an offset
                     self._take(partition, batch)
             if fetched is None:
                 break
             answer = fetched.result()
-        self._hash(partition.topic)
+        self._hash(partition.place.topic)
 
     def _take(self, partition: Partition, batch: Batch) -> None:
         partition.gaps |= batch.rows <= batch.last - batch.first or batch.first > partition.position
-        partition.position, where = batch.last + 1, f"{partition.topic}-{partition.number} from offset {batch.first}"
-        if batch.attributes & _CONTROL:
-            self._hash(partition.topic)
+        partition.position, where = batch.last + 1, f"{partition.name} from offset {batch.first}"
+        if batch.is_marker:
+            self._hash(partition.place.topic)
             partition.first_marker = partition.first_marker or batch.time
             segment = partition.open.pop(batch.producer, None)
-            if segment is not None and int.from_bytes(batch.records[7:9], "big") == _COMMIT:
+            if segment is not None and batch.commits:
                 segment.ended = batch.time
                 partition.committed.append(segment)
             return
-        if batch.first < partition.start:
+        if batch.first < partition.place.start:
             return  # retention cuts batches, too: readers get the rest of it
         if batch.attributes & _TRANSACTIONAL:
             made = Segment(batch.producer, Part(f"{where}, producer {batch.producer[0]}", self._layouts), batch.first)
@@ -171,7 +161,7 @@ class KafkaReader:
             partition.committed.append(segment)
         self._waiting.append((segment.part, _plain(batch), batch.rows))
         if sum(rows for *_, rows in self._waiting) >= _TOGETHER:
-            self._hash(partition.topic)
+            self._hash(partition.place.topic)
 
     def _hash(self, topic: str) -> None:
         if not self._waiting:
@@ -187,51 +177,22 @@ class KafkaReader:
 
 
 def _describe(topic: str, admin: Any) -> list[Partition]:
-    from kafka import TopicPartition
-
+    """None where the topic is gone."""
     resource = kafka_python().ConfigResource("TOPIC", topic, ["cleanup.policy"])
     answer = admin.describe_configs([resource], config_filter="all")
     policy = next(iter(next(iter(answer.values())).values())).get("cleanup.policy", {"value": "compact"})["value"]
-    leaders = {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
-    if not leaders:
-        return []  # the topic is gone
-    starts = admin.list_partition_offsets({TopicPartition(topic, number): _EARLIEST for number in leaders})
-    offsets = {place.partition: start.offset for place, start in starts.items()}
-    return [Partition(topic, n, node, "compact" in policy, offsets[n], offsets[n]) for n, node in leaders.items()]
+    return [Partition(place, "compact" in policy, place.start) for place in find_places(topic, admin)]
 
 
 def _fetch(connections: Connections, partition: Partition, offset: int) -> Any:
-    fetch = kafka_python().Fetch
-    wanted = fetch.FetchTopic.FetchPartition(
-        partition=partition.number, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
-        log_start_offset=-1, partition_max_bytes=_FETCH_BYTES,
-    )  # fmt: skip
-    request = fetch(
-        replica_id=-1, max_wait_ms=100, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=0, session_id=0,
-        session_epoch=-1, topics=[fetch.FetchTopic(topic=partition.topic, partitions=[wanted])],
-        forgotten_topics_data=[], rack_id="", min_version=11, max_version=11,
-    )  # fmt: skip
-    [answer] = connections.send([(partition.node, request)], Deadline(_SECONDS))
-    parts = [part for topic in getattr(answer, "responses", ()) for part in topic.partitions]
-    if parts and not parts[0].error_code:
-        return parts[0]
+    answer, why = fetch(connections, partition.place, offset, Deadline(_SECONDS))
+    if answer is not None:
+        return answer
     raise SystemUnavailable(
-        f"The leader of {partition.topic}-{partition.number} gave no rows from offset {offset}:"
-        f" {f'code {parts[0].error_code}' if parts else type(answer).__name__}.",
+        f"The leader of {partition.name} gave no rows from offset {offset}: {why}.",
         safe="the audit only reads.",
         to_do="run it again once the brokers answer; the sink's user needs the right to read the topic.",
     )
-
-
-def _batches(blob: bytes) -> Iterator[Batch]:
-    """Every whole batch of an answer."""
-    at = 0
-    while at + _HEADER.size <= len(blob):
-        first, length, _, _, _, attributes, last, _, time, producer, epoch, _, count = _HEADER.unpack_from(blob, at)
-        end = at + 12 + length
-        if end <= len(blob):
-            yield Batch(first, first + last, attributes, time, (producer, epoch), count, blob[at + _HEADER.size : end])
-        at = end
 
 
 def _plain(batch: Batch) -> bytes:

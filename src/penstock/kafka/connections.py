@@ -55,17 +55,16 @@ def kafka_python() -> SimpleNamespace:
             from kafka import errors as kafka_errors
             from kafka.admin import ConfigResource
             from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
-            from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+            from kafka.protocol.consumer import FetchRequest
             from kafka.protocol.metadata import FindCoordinatorRequest
             from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
-            from kafka.record import MemoryRecords
     except ImportError as error:
         raise errors.missing_client("kafka-python", error) from error
     return SimpleNamespace(
         Admin=KafkaAdminClient, ConfigResource=ConfigResource, errors=kafka_errors,
         DescribeTransactions=DescribeTransactionsRequest, ListTransactions=ListTransactionsRequest,
         FindCoordinator=FindCoordinatorRequest, EndTxn=EndTxnRequest, InitProducerId=InitProducerIdRequest,
-        Fetch=FetchRequest, ListOffsets=ListOffsetsRequest, MemoryRecords=MemoryRecords,
+        Fetch=FetchRequest,
     )  # fmt: skip
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.audit import kafka
 from penstock.audit.compare import NO_LONGER, Decided, Part, compare
 from penstock.audit.hashing import finish, hash_rows, values_of
 from penstock.audit.kafka import KafkaReader, Partition
+from penstock.kafka.log import Place, batches
 from penstock.testing.anomalies import ABORTED, LOST
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
@@ -70,9 +71,9 @@ def decided(rows: list[Row], started: int, writer: int = 0, epoch: int = 5) -> D
 def read(
     log: bytes, writers: list[Decided], *, start: int = 0, compacted: bool = False, later: tuple[Decided, ...] = ()
 ) -> list[tuple[str, int | None]]:
-    reader, partition = KafkaReader(Sink()), Partition("out", 0, 0, compacted, start, start)
+    reader, partition = KafkaReader(Sink()), Partition(Place("out", 0, 0, start), compacted, start)
     reader._partitions["out"] = [partition]
-    for found in kafka._batches(log):
+    for found in batches(SimpleNamespace(records=log)):
         reader._take(partition, found)
     reader._hash("out")
     return [(found.kind, found.epoch) for found in compare(writers, reader._attribute(writers, later, [partition]))]
@@ -124,8 +125,8 @@ def test_retention_and_compaction_are_no_loss() -> None:
 
 def test_a_broken_end_of_an_answer_is_left_for_the_next() -> None:
     whole = batch(0, MORE, 9)
-    assert [each.first for each in kafka._batches(whole + whole[:-1])] == [0]
-    assert [each.first for each in kafka._batches(whole + whole[:30])] == [0]
+    assert [each.first for each in batches(SimpleNamespace(records=whole + whole[:-1]))] == [0]
+    assert [each.first for each in batches(SimpleNamespace(records=whole + whole[:30]))] == [0]
 
 
 def test_the_topic_is_a_column_where_the_sink_takes_it_from_the_rows() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError, SystemUnavailable
 from penstock.kafka import errors
 from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, kafka_python
+from penstock.kafka.log import Place, batches, fetch, find_leaders, find_places
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
@@ -31,9 +32,6 @@ _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.N
 SILENT = -1000
 _LOG = "__transaction_state"
 _DEFAULT_PARTITIONS = 50
-_EARLIEST = -2
-_FETCH_BYTES = 32 * 1024 * 1024
-_COMMIT = 1  # the kind of an end marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,7 @@ class TransactionClient:
         """Of the coordinators' log; Kafka's default where this user may not ask, or there is no log yet."""
         if not self._log_partitions:
             try:
-                self._log_partitions = len(self._connections.ask(lambda admin: _leaders(admin, _LOG), deadline))
+                self._log_partitions = len(self._connections.ask(partial(find_leaders, _LOG), deadline))
             except (PenstockError, kafka_python().errors.KafkaError):
                 return _DEFAULT_PARTITIONS
         return self._log_partitions or _DEFAULT_PARTITIONS
@@ -378,99 +376,38 @@ def collect_evidence(connections: Connections, committable: Committable, deadlin
     payload, evidence = committable.payload, Evidence(committable.rows)
     for topic in payload.get("topics", ()):
         try:
-            leaders = connections.ask(partial(_leaders, topic=topic), deadline)
+            places = connections.ask(partial(find_places, topic), deadline)
         except (PenstockError, kafka_python().errors.KafkaError) as error:
             evidence.gaps.append(f"topic {topic} ({type(error).__name__})")
             continue
-        if not leaders:
+        if not places:
             evidence.gaps.append(f"topic {topic} (it does not exist)")
-        for number, leader in leaders.items():
-            why = _Partition(connections, leader, topic, number, deadline).read(payload, evidence)
-            if why:
-                evidence.gaps.append(f"{topic}-{number} ({why})")
+        for place in places:
+            if why := _count(place, partial(fetch, connections, place, deadline=deadline), payload, evidence):
+                evidence.gaps.append(f"{topic}-{place.number} ({why})")
     return evidence
 
 
-def _leaders(admin: Any, topic: str) -> dict[int, int]:
-    return {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
-
-
-@dataclass(frozen=True, slots=True)
-class _Partition:
-    """One partition, read at its leader without isolation."""
-
-    connections: Connections
-    node: int
-    topic: str
-    number: int
-    deadline: Deadline
-
-    def read(self, payload: Mapping[str, Any], evidence: Evidence) -> str:
-        """Add the partition's rows; returns why some may be missing, if so."""
-        first = self._first_offset()
-        if first is None:
-            return "no answer"
-        offset, pending = first, 0
-        while True:
-            answer = self._fetch(offset)
-            if answer is None:
-                return f"read up to offset {offset}"
-            start = offset
-            for batch in _batches(bytes(answer.records or b"")):
-                offset = max(offset, batch.next_offset)
-                if batch.producer_id != payload["producer_id"]:
-                    continue
-                if not batch.is_control_batch:
-                    pending += batch.records_count
-                    continue
-                if batch.max_timestamp >= payload["started"]:
-                    if _ends(batch) == _COMMIT:
-                        evidence.committed += pending
-                    else:
-                        evidence.aborted += pending
-                pending = 0
-            if offset >= answer.high_watermark or offset == start:
-                break
-        evidence.open += pending
-        return "" if first == 0 else f"begins at offset {first}"
-
-    def _first_offset(self) -> int | None:
-        kind = kafka_python().ListOffsets
-        wanted = kind.ListOffsetsTopic.ListOffsetsPartition(
-            partition_index=self.number, current_leader_epoch=-1, timestamp=_EARLIEST
-        )
-        answer = self._ask(kind(isolation_level=0, topics=[(self.topic, [wanted])], min_version=4), "topics")
-        return None if answer is None else int(answer.offset)
-
-    def _fetch(self, offset: int) -> Any:
-        fetch = kafka_python().Fetch
-        wanted = fetch.FetchTopic.FetchPartition(
-            partition=self.number, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
-            log_start_offset=-1, partition_max_bytes=_FETCH_BYTES,
-        )  # fmt: skip
-        request = fetch(
-            replica_id=-1, max_wait_ms=100, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=0, session_id=0,
-            session_epoch=-1, topics=[fetch.FetchTopic(topic=self.topic, partitions=[wanted])],
-            forgotten_topics_data=[], rack_id="", min_version=11,
-            max_version=11,  # from 13 on topics have numbers
-        )  # fmt: skip
-        return self._ask(request, "responses")
-
-    def _ask(self, request: Any, topics: str) -> Any:
-        """The answer for this partition; None without one, or where it is an error."""
-        [answer] = self.connections.send([(self.node, request)], self.deadline)
-        parts = [part for topic in getattr(answer, topics, ()) for part in topic.partitions]
-        return parts[0] if parts and parts[0].error_code == 0 else None
-
-
-def _batches(data: bytes) -> Iterable[Any]:
-    records = kafka_python().MemoryRecords(data)
-    while records.has_next() and (batch := records.next_batch()) is not None:
-        yield batch
-
-
-def _ends(batch: Any) -> int:
-    """The kind of a marker: its key is a version and a kind, two bytes each."""
-    for record in batch:
-        return int.from_bytes(record.key[2:4], "big")
-    return 1 - _COMMIT
+def _count(place: Place, read: Callable[[int], tuple[Any, str]], payload: Mapping[str, Any], found: Evidence) -> str:
+    """Add the partition's rows; returns why some may be missing, if so."""
+    offset, pending = place.start, 0
+    while True:
+        answer, _ = read(offset)
+        if answer is None:
+            return f"read up to offset {offset}"
+        start = offset
+        for batch in batches(answer):
+            offset = max(offset, batch.last + 1)
+            if batch.producer[0] != payload["producer_id"]:
+                continue
+            if not batch.is_marker:
+                pending += batch.rows
+                continue
+            if batch.time >= payload["started"]:
+                found.committed += pending if batch.commits else 0
+                found.aborted += 0 if batch.commits else pending
+            pending = 0
+        if offset >= answer.high_watermark or offset == start:
+            break
+    found.open += pending
+    return "" if place.start == 0 else f"begins at offset {place.start}"
