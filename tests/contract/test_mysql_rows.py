@@ -369,11 +369,12 @@ def weak(target: Target) -> Iterator[str]:
 def test_a_wrong_password_and_a_missing_right_are_named_and_no_secret_is_shown(target: Target, weak: str) -> None:
     for secret, doing in (("wrong-" + SECRET, "using password"), (SECRET, "CREATE")):
         sink = target.sink(user=weak, password=secret, table=f"{weak}.{weak}")
-        for work in (lambda: sink.open_committer(target.scope()), lambda: sink.check(CONTEXT, "out")):  # noqa: B023
-            with pytest.raises(AccessDenied, match=doing) as caught:
-                work()
-            for text in (str(caught.value), repr(sink), sink.describe(), str(sink.link("out")), caught.value.to_json()):
-                assert secret not in text
+        with pytest.raises(AccessDenied, match=doing) as caught:
+            sink.open_committer(target.scope())
+        for text in (str(caught.value), repr(sink), sink.describe(), str(sink.link("out")), caught.value.to_json()):
+            assert secret not in text
+    with pytest.raises(AccessDenied, match="using password"):
+        target.sink(user=weak, password="wrong", table=f"{weak}.{weak}").check(CONTEXT, "out")
 
 
 def test_rights_on_the_database_are_enough(target: Target, weak: str) -> None:

@@ -266,26 +266,6 @@ def test_an_explanation_says_on_what_it_is_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "table", "database", "complete"),
-    [
-        (["GRANT ALL PRIVILEGES ON *.* TO `a`@`%` WITH GRANT OPTION"], {"INSERT", "DROP"}, {"CREATE"}, True),
-        (["GRANT SELECT, INSERT ON `shop`.`orders` TO `a`@`%`"], {"SELECT", "INSERT"}, set(), True),
-        (["GRANT SELECT, CREATE ON `sh%`.* TO `a`@`%`"], {"SELECT", "CREATE"}, {"CREATE"}, True),
-        (["GRANT SELECT ON `shop\\_2`.* TO `a`@`%`", "GRANT `role` TO `a`@`%`"], set(), set(), False),
-        (["GRANT SELECT (`id`, `x`), INSERT ON `shop`.`orders` TO `a`@`%`"], {"SELECT", "INSERT"}, set(), True),
-    ],
-)
-def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database: Any, complete: bool) -> None:
-    session: Any = Saying(show_grants=[(line,) for line in lines])
-    granted, all_told = tables.rights(session, Names.of(SCOPE, "shop", "orders"))
-    assert table <= granted["table"]
-    assert database <= granted["database"]
-    assert all_told is complete
-    if not table:
-        assert granted == {"table": set(), "database": set()}
-
-
-@pytest.mark.parametrize(
     ("code", "error"),
     [
         (1045, errors.AccessDenied), (1142, errors.AccessDenied), (1049, errors.TableMissing),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import SinkScope, WriterScope
-from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, TableMissing
+from penstock.errors import ConfigurationError, SchemaMismatch, TableMissing
 from penstock.sinks.mysql.session import ALLOW_LOADING, SYSTEM, ServerError, Session
 from penstock.sinks.mysql.types import column_type, refusal
 from penstock.sinks.sql.faults import NOTHING_VISIBLE
@@ -285,7 +285,6 @@ def _text(value: object) -> str:
 _FEW_CONNECTIONS = 12
 
 _RECOVER_DENIED = {1227, 1401}
-_GRANT = re.compile(r"GRANT (?P<rights>.+?) ON (?:TABLE )?(?P<where>\S+?) TO ", re.IGNORECASE)
 
 
 def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, columns: RowColumns | None) -> list[str]:
@@ -300,7 +299,6 @@ def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, columns: 
             if sink.keys:
                 require_key(unique_keys(session, names), names, sink.keys, table, columns or ())
         texts = [*_product(session), *_mode(session, sink.mode)]
-        texts += _rights(session, dialect, sink, exists=table is not None)
         texts += _settings(session)
         texts += list(_cut_times(table, columns))
         if table is None:
@@ -331,53 +329,6 @@ def _mode(session: Session, mode: str) -> Iterator[str]:
             to_do="say mode='staged', which needs no prepared transactions, or change the server.",
         )
     yield f"epochs are staged, not prepared as XA transactions: {refusal}"
-
-
-def _rights(session: Session, dialect: MySqlDialect, sink: MySqlSink, *, exists: bool) -> list[str]:
-    """Missing rights: an error, or a warning where a role may grant them."""
-    names = dialect.names
-    granted, complete = rights(session, names)
-    needed = {"SELECT", "INSERT"} | ({"UPDATE"} if sink.keys else set())
-    missing = needed - granted["table"]
-    on_database = {"SELECT", "INSERT", "UPDATE", "DELETE"}
-    if dialect.missing(session) or not exists:
-        on_database |= {"CREATE"}
-    if sink.mode in ("staged", "upsert"):
-        on_database |= {"CREATE", "DROP"}
-    missing |= {f"{right} on the database" for right in on_database - granted["database"]}
-    if not missing or "ALL PRIVILEGES" in granted["table"] & granted["database"]:
-        return []
-    text = f"the user lacks rights on {names.database}: {', '.join(sorted(missing))}"
-    if not complete:
-        return [f"{text}, unless a role grants them"]
-    raise AccessDenied(
-        f"For {sink.describe()}, {text}.",
-        to_do=f"GRANT them ON {names.database}.*, where Penstock keeps its marker and staging tables.",
-    )
-
-
-def rights(session: Session, names: Names) -> tuple[dict[str, set[str]], bool]:
-    """The rights granted on the table and on the whole database; whether the list is complete."""
-    granted: dict[str, set[str]] = {"table": set(), "database": set()}
-    complete = True
-    for (line,) in session.query("SHOW GRANTS"):
-        match = _GRANT.match(str(line))
-        if match is None:
-            complete = False  # a role, whose grants are not listed
-            continue
-        words = {word.strip().upper() for word in re.sub(r"\([^)]*\)", "", match["rights"]).split(",")}
-        database, _, table = match["where"].replace("\\", "").replace("`", "").partition(".")
-        like = re.escape(database).replace("%", ".*").replace("_", ".")
-        if database != "*" and not re.fullmatch(like, names.database):
-            continue
-        if table == "*":
-            granted["database"] |= words
-        if table in ("*", names.table):
-            granted["table"] |= words
-    for words in granted.values():
-        if "ALL PRIVILEGES" in words or "ALL" in words:
-            words |= {"ALL PRIVILEGES", "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP"}
-    return granted, complete
 
 
 def _settings(session: Session) -> Iterator[str]:
