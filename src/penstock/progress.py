@@ -15,7 +15,7 @@ _LEAST_SECONDS = 0.1  # between two reports: they must not slow down the copying
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`what` is being done now; `done` of `total`, in a unit such as bytes, files, tasks or stores."""
+    """`what` is being done now; `done` of `total` (0: not known), in a unit such as bytes, files, tasks or stores."""
 
     what: str
     done: int

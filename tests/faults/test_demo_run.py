@@ -100,7 +100,6 @@ def test_killed_twice_and_nothing_lost(stand_in: Path, capsys: pytest.CaptureFix
     assert run_demo(DemoOptions(rows=12_000, kills=2, json=True, seed=5, keep=True)) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["payments"]["found"], result["payments"]["ok"], result["totals"]["ok"]) == (12_000, True, True)
-    assert result["readers"]["observations"] > 0
     assert len(result["killed_after"]) == len(result["recovery_seconds"]) == 2
     assert not any(alive(int(pid)) for pid in (stand_in / "helpers").read_text().split())
     assert result["folder"] == str(stand_in)

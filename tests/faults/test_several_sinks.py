@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import failpoints
-from penstock.testing.oracle import Observation, epoch_atomicity
+from tests.support.atomicity import Observation, epoch_atomicity
 from tests.support.failpoint_actions import DRIVER
 from tests.support.jobs import split
 from tests.support.jobs.split import Split

@@ -193,8 +193,8 @@ class ProgressDisplay(Display):
 
 
 def step_text(step: Step) -> str:
-    """`checking: 3.1 of 12.4 GB (25 %)`."""
-    amount = f"{step.done:,} of {step.total:,} {step.unit}"
+    """`checking: 3.1 of 12.4 GB (25 %)`; `writing state: 12 tasks` where the total is not known."""
+    amount = f"{step.done:,} of {step.total:,} {step.unit}" if step.total else f"{step.done:,} {step.unit}"
     if step.unit == "bytes":
         amount = f"{size_text(step.done)} of {size_text(step.total)}"
     share = f" ({100 * step.done // step.total} %)" if step.total else ""

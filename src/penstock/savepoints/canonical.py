@@ -73,11 +73,10 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
     require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     described = []
-    jobs = sum(len(store.families) for operator in operators for store in operator.stores)
     with (
         open_work_session(spark) as work,
         open_readable(origin, goal, operators, progress) as location,
-        tell_tasks(work, progress, "writing state as Parquet", jobs),
+        tell_tasks(work, progress, "writing state as Parquet"),
     ):
         for operator in operators:
             stores = []

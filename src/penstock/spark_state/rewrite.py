@@ -139,7 +139,7 @@ class RewritePlan:
         rows: Rows,
         progress: Progress = silent,
     ) -> None:
-        with tell_tasks(work, progress, "writing state", sum(len(operator.stores) for operator in operators)):
+        with tell_tasks(work, progress, "writing state"):
             if self.backend is Backend.ROCKSDB:
                 write_rocksdb(work, goal, batch, operators, rows)
             else:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.spark_log import STATE_FORMAT
@@ -18,10 +17,8 @@ from penstock.supply.versions import version_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-log = logging.getLogger("penstock")
-
 _GROUP, _GROUP_TEXT = "spark.jobGroup.id", "spark.job.description"
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
 
 _SETTINGS: Mapping[str, str] = {
     # One task per partition of the state, whatever its size: an empty partition is a file too.
@@ -61,9 +58,9 @@ def open_work_session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def tell_tasks(work: SparkSession, progress: Progress, what: str, jobs: int) -> Iterator[None]:
-    """While this lasts, report how many tasks of Spark's jobs in this thread are done. `jobs` is how
-    many jobs there will be: one that has not begun is taken to be as large as those that have."""
+def tell_tasks(work: SparkSession, progress: Progress, what: str) -> Iterator[None]:
+    """While this lasts, report how many tasks of Spark's jobs in this thread are done: a command that waits for a
+    savepoint gives up without progress. How many there will be is not known."""
     if progress is silent:
         yield
         return
@@ -74,13 +71,8 @@ def tell_tasks(work: SparkSession, progress: Progress, what: str, jobs: int) -> 
     tracker = context.statusTracker()
 
     def look() -> bool:
-        try:
-            done, total = count_tasks(tracker, group, jobs)
-        except Exception as error:  # an error of Spark's only costs the display
-            log.debug("the progress of %s cannot be read: %s", what, error)
-            return False
-        if total:
-            progress(Step(what, done, total, "tasks"))
+        with suppress(Exception):  # an error of Spark's only costs a report
+            progress(Step(what, count_tasks(tracker, group), 0, "tasks"))
         return True
 
     try:
@@ -91,21 +83,11 @@ def tell_tasks(work: SparkSession, progress: Progress, what: str, jobs: int) -> 
             context.setLocalProperty(key, value)  # type: ignore[arg-type]
 
 
-def count_tasks(tracker: Any, group: str, jobs: int) -> tuple[int, int]:
-    """Tasks that are done, and all of them, of the jobs of a group."""
-    done, total, begun = 0, 0, 0
-    for number in tracker.getJobIdsForGroup(group):
-        job = tracker.getJobInfo(number)
-        if job is None:
-            continue
-        stages = [stage for stage in map(tracker.getStageInfo, job.stageIds) if stage is not None]
-        tasks = sum(stage.numTasks for stage in stages)
-        begun, total = begun + 1, total + tasks
-        # Of a job that is over everything is done, also the stages that it had no need of.
-        done += tasks if job.status == "SUCCEEDED" else sum(stage.numCompletedTasks for stage in stages)
-    if begun < jobs:
-        total += (jobs - begun) * total // max(1, begun)
-    return done, total
+def count_tasks(tracker: Any, group: str) -> int:
+    """Tasks that are done, of the jobs of a group."""
+    jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
+    stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
+    return sum(stage.numCompletedTasks for stage in stages)
 
 
 def reinterpret(work: SparkSession, frame: DataFrame, schema: Mapping[str, Any]) -> DataFrame:

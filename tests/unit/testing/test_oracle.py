@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SchemaMismatch
-from penstock.testing.oracle import Observation, compare, epoch_atomicity, per_key_order
+from penstock.testing.oracle import compare, per_key_order
+from tests.support.atomicity import Observation, epoch_atomicity
 
 ids = st.integers(min_value=0, max_value=40)
 

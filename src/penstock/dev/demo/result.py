@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.dev.demo.job import ACCOUNTS, output_folder
-from penstock.testing.oracle import Observation, compare, epoch_atomicity, per_key_order
+from penstock.testing.oracle import compare, per_key_order
 
 if TYPE_CHECKING:
-    from penstock.testing.oracle import AtomicityVerdict, Commits, OrderVerdict, Verdict
+    from penstock.testing.oracle import OrderVerdict, Verdict
 
-_EPOCH = re.compile(r"-e(\d+)-")
 #: The two outputs, which are the names of their queries too.
 _SCHEMAS = {
     "payments": pa.schema([("id", pa.int64()), ("account", pa.string()), ("amount", pa.int64())]),
@@ -28,52 +24,11 @@ _SCHEMAS = {
 }
 
 
-class Outputs:
-    """Parquet in two folders, read as any consumer would, by listing them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._sizes: dict[Path, int] = {}  # a visible file never changes, so one look into it is enough
-        self.looks: list[Observation] = []
-        self.error: Exception | None = None
-
-    def look(self) -> None:
-        for name in _SCHEMAS:
-            began = time.time()
-            files = self._list(name)
-            took = time.time() - began
-            self.looks.append(Observation(began, {name: self._count(files)}, took=took))
-
-    def keep_looking(self) -> bool:
-        """One look beside the job, and whether to look again: a reader that cannot read is a finding, in `error`."""
-        try:
-            self.look()
-        except Exception as error:
-            self.error = error
-        return self.error is None
-
-    def sizes(self) -> dict[str, dict[int, int]]:
-        """By output, how many rows each epoch put there."""
-        return {name: self._count(self._list(name)) for name in _SCHEMAS}
-
-    def read(self, name: str) -> pa.Table:
-        """Everything, in the order of the epochs."""
-        columns = _SCHEMAS[name].names
-        tables = [pq.ParquetFile(file).read(columns=columns).select(columns) for file in self._list(name)]
-        return pa.concat_tables([_SCHEMAS[name].empty_table(), *tables], promote_options="permissive")
-
-    def _list(self, name: str) -> list[Path]:
-        # By name is by epoch: the order in which the files were written.
-        return sorted(output_folder(self._folder, name).glob("[!_.]*.parquet"))
-
-    def _count(self, files: Sequence[Path]) -> dict[int, int]:
-        counts: Counter[int] = Counter()
-        for file in files:
-            if file not in self._sizes:
-                self._sizes[file] = pq.read_metadata(file).num_rows
-            match = _EPOCH.search(file.name)
-            counts[int(match[1]) if match else -1] += self._sizes[file]
-        return dict(counts)
+def read_output(folder: Path, name: str) -> pa.Table:
+    """Everything in an output, as any consumer reads it, by listing. By name is by epoch: the order of writing."""
+    files, columns = sorted(output_folder(folder, name).glob("[!_.]*.parquet")), _SCHEMAS[name].names
+    tables = [pq.ParquetFile(file).read(columns=columns).select(columns) for file in files]
+    return pa.concat_tables([_SCHEMAS[name].empty_table(), *tables], promote_options="permissive")
 
 
 # The truth shares nothing with the generator but the numbers, and uses neither Spark nor `DataGenSource`: a fault of
@@ -102,17 +57,16 @@ def true_totals(payments: pa.Table, totals: pa.Table) -> pa.Table:
     return pa.Table.from_pandas(frame.loc[last | shown], _SCHEMAS["totals"], preserve_index=False)
 
 
-Verdicts = Mapping[str, "Verdict | OrderVerdict | AtomicityVerdict"]
+Verdicts = Mapping[str, "Verdict | OrderVerdict"]
 
 
-def judge(rows: int, outputs: Outputs, commits: Commits) -> Verdicts:
-    """The verdicts on a run of `rows` payments. `commits` holds the time span of each epoch's commit."""
-    payments, totals = true_payments(rows), outputs.read("totals")
+def judge(rows: int, folder: Path) -> Verdicts:
+    """The verdicts on a run of `rows` payments, whose outputs are in `folder`."""
+    payments, totals = true_payments(rows), read_output(folder, "totals")
     return {
-        "payments": compare(payments, outputs.read("payments")),
+        "payments": compare(payments, read_output(folder, "payments")),
         "totals": compare(true_totals(payments, totals), totals),
         "order": per_key_order(totals.column("account"), totals.column("n")),
-        "readers": epoch_atomicity(outputs.looks, outputs.sizes(), commits),
     }
 
 

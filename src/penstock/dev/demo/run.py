@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import random
 import secrets
@@ -27,8 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.deadline import polling
-from penstock.dev.demo.result import DemoResult, Outputs, judge
+from penstock.dev.demo.result import DemoResult, judge
 from penstock.errors import DevelopmentError, PenstockError
 from penstock.processes import end_session
 
@@ -37,7 +35,6 @@ SECONDS_PER_RUN = 2.5  # of work for each run of the job: enough epochs to be ki
 MOST_ROWS_PER_SECOND = 50_000.0
 SILENCE_SECONDS = 180.0  # without an event: the job hangs. Starting Spark takes a minute on a busy machine
 SHOW_SECONDS = 2.0  # between two lines of progress
-LOOK_SECONDS = 0.2  # between two looks of the concurrent reader: several in every epoch would only slow the job down
 POLL_SECONDS = 0.002  # between two reads of the events: short against the milliseconds that a phase of an epoch lasts
 LOG_LINES = 25  # how many of the log's last lines an error shows
 
@@ -96,7 +93,6 @@ class Progress:
     plan: list[Moment]
     committed: Counter[str] = field(default_factory=Counter)  # rows, by query
     epochs: set[tuple[str, int]] = field(default_factory=set)
-    spans: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # decided, complete
     last: dict[str, Event] = field(default_factory=dict)  # the newest event of each query
     kills: list[str] = field(default_factory=list)  # what the job was doing
     recoveries: list[float] = field(default_factory=list)  # seconds from a restart to the first commit of new rows
@@ -126,26 +122,17 @@ class Progress:
             self.last[query] = event
         if name == "recovered":
             self._actions.append(str(event.get("action", "none")))
-        elif name == "decided":
-            self.spans.setdefault(query, {}).setdefault(int(event["epoch"]), (float(event["time"]), math.inf))
         elif name == "committed":
-            self._commit(query, event)
+            epoch = (query, int(event["epoch"]))
+            if epoch not in self.epochs:  # a later run that finishes a commit writes the event again
+                self.epochs.add(epoch)
+                self.committed[query] += int(event.get("rows", 0))
             if not event.get("recovery"):
                 yield from self._note_recovery(float(event["time"]))
         elif name == "stopped" and not event.get("error"):
             yield from self._note_recovery(float(event["time"]))  # there was nothing left to commit
         elif name == "failed":
             yield f"{query or 'job'} failed: {event.get('error', 'no reason given')}"
-
-    def _commit(self, query: str, event: Event) -> None:
-        """A commit is under way from its decision until it is done, by the run that began it or by a later one, which
-        then writes the event again. Where a run died before it wrote its decision, the beginning is not known."""
-        epoch, time = int(event["epoch"]), float(event["time"])
-        began, ended = self.spans.setdefault(query, {}).get(epoch, (-math.inf, math.inf))
-        self.spans[query][epoch] = (began, min(ended, time))
-        if (query, epoch) not in self.epochs:
-            self.epochs.add((query, epoch))
-            self.committed[query] += int(event.get("rows", 0))
 
     def _note_recovery(self, time: float) -> Iterator[str]:
         if not self._has_committed and self.kills:
@@ -267,16 +254,11 @@ class Demo:
 
     def play(self) -> DemoResult:
         self.note(f"Penstock demo: {self._options.rows:,} rows, {self._options.kills} kills, seed {self._seed}")
-        outputs, progress = Outputs(self.folder), self._progress
-        result = DemoResult(self._options.rows, self._seed)
+        progress, result = self._progress, DemoResult(self._options.rows, self._seed)
         try:
-            with polling("demo-reader", LOOK_SECONDS, outputs.keep_looking):
-                self.run_until_done()
-            if outputs.error is not None:
-                raise outputs.error
-            outputs.look()
+            self.run_until_done()
             self.note("the job has ended; checking every row")
-            result = replace(result, verdicts=judge(self._options.rows, outputs, progress.spans))
+            result = replace(result, verdicts=judge(self._options.rows, self.folder))
         except Exception as problem:  # whatever it was, the demo has an answer: not proven
             error = str(problem) if isinstance(problem, PenstockError) else f"{type(problem).__name__}: {problem}"
             result = replace(result, error=error)
