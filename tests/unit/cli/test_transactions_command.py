@@ -443,6 +443,17 @@ def test_a_run_on_another_machine_has_to_be_given_up_for_dead(
     assert json.loads(penstock("list", "--json")[1])["running"] is False  # it was superseded by the command
 
 
+def test_an_error_after_a_jobs_file_was_loaded_is_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "no_job.py"
+    script.write_text("")
+    monkeypatch.setattr(program, "prepare_environment", lambda: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    status, _, err = run_command(monkeypatch, capfd, "transactions", "list", "--job", str(script), "--json")
+    assert (status, json.loads(err)["error"]) == (1, "ConfigurationError")
+
+
 def test_arguments_that_say_too_little_or_too_much(penstock: Callable[..., tuple[int, str, str]]) -> None:
     assert penstock("list", by_job=False)[0] == 2
     assert penstock("list", "--servers", "localhost:1")[0] == 2
