@@ -57,9 +57,10 @@ def root(
 
 def main() -> None:
     """The entry point: an error of ours is shown as its three sentences, without a traceback."""
+    # What follows `run` belongs to the job; everywhere else --json was meant for us. A job's file replaces argv.
+    as_json = "--json" in sys.argv and sys.argv[1:2] != ["run"]
     try:
         app(prog_name="penstock")  # also where another Python program is the entrance
     except PenstockError as error:
-        # What follows `run` belongs to the job; everywhere else --json was meant for us.
-        Output.choose("--json" in sys.argv and sys.argv[1:2] != ["run"]).error(error)
+        Output.choose(as_json).error(error)
         sys.exit(1)

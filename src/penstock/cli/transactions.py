@@ -27,16 +27,7 @@ Places = Annotated[
 ]
 Script = Annotated[
     Path | None,
-    typer.Option(
-        "--job", metavar="JOB.py", exists=True, dir_okay=False, help="The job's file: knows sinks of every kind."
-    ),
-]
-Servers = Annotated[str | None, typer.Option("--servers", metavar="HOST:PORT", help="Kafka, without the job's file.")]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--command-config", metavar="FILE", exists=True, dir_okay=False, help="Kafka client settings: TLS, SASL."
-    ),
+    typer.Option("--job", metavar="JOB.py", exists=True, dir_okay=False, help="The job's file, which knows its sinks."),
 ]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="The job's last run, on another machine, is dead.")]
 Force = Annotated[
@@ -95,15 +86,8 @@ def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a command that gets its `Target` and `Output`, with the options that say which, besides its own."""
 
     def add(body: Callable[..., None]) -> Callable[..., None]:
-        def command(
-            places: Places = None,
-            script: Script = None,
-            servers: Servers = None,
-            config: Config = None,
-            as_json: Json = False,
-            **options: Any,
-        ) -> None:
-            body(open_target(places, script, servers, config, as_json), Output.choose(as_json), **options)
+        def command(places: Places = None, script: Script = None, as_json: Json = False, **options: Any) -> None:
+            body(open_target(places, script, as_json), Output.choose(as_json), **options)
 
         *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
         _, _, *own = inspect.signature(body, eval_str=True).parameters.values()
@@ -114,16 +98,11 @@ def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return add
 
 
-def open_target(
-    places: Sequence[str] | None, script: Path | None, servers: str | None, config: Path | None, as_json: bool
-) -> Target:
+def open_target(places: Sequence[str] | None, script: Path | None, as_json: bool) -> Target:
     from penstock.engine.settlement import JobLedgers
-    from penstock.ops.transactions import client_options, kafka_sinks
 
     arguments = list(places or ())
     if script is not None:
-        if servers or config:
-            raise typer.BadParameter("--job knows its sinks; --servers and --command-config are for Kafka.")
         from penstock.cli.program import load_job
 
         job = load_job(script)
@@ -131,10 +110,7 @@ def open_target(
         return Target(arguments, JobLedgers.at(location, job.spark), job._sinks, as_json)
     if not arguments:
         raise typer.BadParameter("name a job's folder, STORAGE/JOB; or give --job.")
-    named, options = client_options(config) if config is not None else (None, {})
-    servers, ledgers = servers or named, JobLedgers.at(arguments[0])
-    sinks = kafka_sinks(ledgers, servers, options) if servers is not None else {}
-    return Target(arguments[1:], ledgers, sinks, as_json)
+    return Target(arguments[1:], JobLedgers.at(arguments[0]), {}, as_json)
 
 
 @_command("list")

@@ -26,8 +26,8 @@ from penstock.config.levels import (
 from penstock.config.operations import Availability, Log, Rest
 from penstock.config.option import Option, Part
 from penstock.config.recovery import Recovery
-from penstock.config.restart_strategy import NONE, RestartStrategy, build_strategy
-from penstock.config.state import PARTITIONS, PROVIDER, Backend, StateBackend, backend_of
+from penstock.config.restart_strategy import RestartStrategy, build_strategy
+from penstock.config.state import PARTITIONS, PROVIDER, StateBackend, backend_of
 from penstock.errors import ConfigurationError
 from penstock.secrets import mask_setting
 
@@ -73,7 +73,6 @@ class Settings:
     derived_spark: Mapping[str, SparkSetting]
     values: Sequence[Value]
     ignored: Sequence[tuple[str, str]]  # Flink's keys, and the place that sets each
-    notes: Sequence[str]  # settings without effect
 
     @property
     def state_request(self) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def resolve(
     conf: Mapping[str, str] | None = None,
 ) -> Settings:
     """Put everything together. Raises a `ConfigurationError` for what is unknown, unreadable or contradictory, which
-    names both sides and their places. Logs, once, settings that have no effect."""
+    names both sides and their places. Logs, once, the keys that are ignored."""
     options, file = read_texts(from_options()), read_texts(from_file())
     code = read_code(checkpoints, state_backend, restart, conf or {})
     levels = (options, code, file)
@@ -131,7 +130,6 @@ def resolve(
         derived_spark=_spark_settings(values, backend, everything, origin),
         values=tuple(values.values()),
         ignored=[(key, level.where) for level in (options, file) for key in level.ignored],
-        notes=_notes(values),
     )
     _log_once(settings)
     return settings
@@ -264,27 +262,8 @@ def _plain(text: str) -> str | float:
         return text.strip().lower()
 
 
-def _notes(values: Values) -> list[str]:
-    """Settings that have no effect beside the others."""
-    state, restart = _of(values, "state"), _of(values, "restart")
-    kind, strategy = state["kind"], restart["type"]
-    without_effect = [
-        (setting, f"the state backend is {kind.text}")
-        for name, setting in state.items()
-        if name != "kind" and kind.value != Backend.ROCKSDB
-    ] + [
-        (setting, f"the restart strategy is {'off' if strategy.value == NONE else strategy.value}")
-        for name, setting in restart.items()
-        if name != "type" and not name.startswith(f"{strategy.value}.")
-    ]
-    return [f"{setting.side} has no effect: {why}." for setting, why in without_effect if setting.where != DEFAULT]
-
-
 def _log_once(settings: Settings) -> None:
     new = [key for key, _ in settings.ignored if key not in _logged]
     if new:
         log.warning("ignored settings of Flink: %s", ", ".join(new))
-    for note in settings.notes:
-        if note not in _logged:
-            log.warning("%s", note)
-    _logged.update(new, settings.notes)
+    _logged.update(new)

@@ -354,7 +354,7 @@ def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
             f"Epoch {query.state().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"
             " known here.",
             safe="nothing was touched: an epoch is committed in all its sinks or in none.",
-            to_do="give the job's file by --job, or --servers where all of them are Kafka.",
+            to_do="give the job's file by --job, or start the job.",
         )
 
 

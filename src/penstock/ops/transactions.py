@@ -13,18 +13,16 @@ to the ledger nor to the other system. The commands go by `engine.settlement`, o
 from __future__ import annotations
 
 import os
-import re
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.decision import Committable, Decision, Outcome
 from penstock.checkpoint.log_repair import query_of
-from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink
+from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.engine import settlement
 from penstock.engine.committers import of_all_generations
@@ -38,8 +36,6 @@ LOOK_SECONDS = 30.0  # to ask one sink what it has open
 _ABORT_SECONDS = 30.0
 ENDED_EPOCHS = 5  # of each query, so many complete epochs are looked at
 ENDED_MOST = 100  # and so many of their transactions listed
-_KAFKA_ID = re.compile(r"^(?P<name>.+)-g\d{6,}-[0-9a-f]{12}$")
-_KAFKA_TIMEOUT = 60.0  # of a transaction; the client that looks opens none
 
 
 class DecisionState(StrEnum):
@@ -145,7 +141,7 @@ def orphan_of(
 def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orphan]) -> list[Leftover] | None:
     """What the runs in the ledger have left open; `beyond` takes that of runs which the ledger does not know."""
     if uid not in sinks:
-        raise ConfigurationError("the sink is not known here: give --job JOB.py, or --servers if it is Kafka.", safe="")
+        raise ConfigurationError("the sink is not known here: give --job JOB.py.", safe="")
     known: list[Leftover] = []
     for scope in query.scopes(job, uid):
         leftovers = of_all_generations(sinks[uid], scope, Deadline(LOOK_SECONDS))
@@ -289,70 +285,3 @@ def _alive(pid: Any, registered: Any) -> bool:
         return False
     started = start_time(pid)
     return started is None or not isinstance(registered, int | float) or started <= registered + 1
-
-
-# Kafka without the job's file: transactions are found by the names that its ledger has
-
-
-def kafka_sinks(ledgers: JobLedgers, servers: str, options: Mapping[str, str]) -> dict[str, TwoPhaseSink]:
-    """A sink for each uid of the job that may be Kafka, with the id prefix that its ids show."""
-    from penstock.kafka.connections import Connections
-    from penstock.kafka.settings import normalise
-    from penstock.sinks.kafka.sink import KafkaSink
-    from penstock.sinks.kafka.transactions import TransactionClient
-
-    sinks: dict[str, TwoPhaseSink] = {}
-    client = TransactionClient(Connections(servers, normalise(options)), transaction_timeout=_KAFKA_TIMEOUT)
-    with closing(client):
-        everywhere = list(client.list_open("", Deadline(LOOK_SECONDS)))
-    for query in ledgers.queries:
-        for uid in query.sinks:
-            known = _kafka_ids(query, uid)
-            if known is not None:
-                prefix = _own_prefix(f"{ledgers.job}:{uid}", [*known, *everywhere])
-                sinks[uid] = KafkaSink(servers=servers, transactional_id_prefix=prefix, options=dict(options))
-    return sinks
-
-
-def client_options(file: Path) -> tuple[str | None, dict[str, str]]:
-    """`bootstrap.servers`, if set, and the other settings of a client's properties file."""
-    options: dict[str, str] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        key, equals, value = line.strip().partition("=")
-        if not key or key.startswith(("#", "!")):
-            continue
-        if not equals:
-            raise ConfigurationError(
-                f"Line {number} of {file} is not key=value.", safe="nothing was changed.", to_do="correct the file."
-            )
-        options[key.strip()] = value.strip()
-    return options.pop("bootstrap.servers", None), options
-
-
-def _kafka_ids(query: QueryLedger, uid: str) -> list[str] | None:
-    """The ids that the last manifests name for a sink; None if they show that it is not Kafka."""
-    epoch = query.state().epoch
-    payloads = [
-        committable.payload.get("prepared") or committable.payload
-        for number in (epoch, epoch - 1)
-        for manifest in query.ledger.manifests(number)
-        for committable in manifest.decision.to_commit
-        if committable.sink == uid
-    ]
-    ids = [str(payload["transactional_id"]) for payload in payloads if payload.get("transactional_id")]
-    other = [payload for payload in payloads if "transactional_id" not in payload and "log" not in payload]
-    return None if other and not ids else ids
-
-
-def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
-    """The user's part of the ids of sink `name`."""
-    splits = (_split_id(match["name"]) for match in map(_KAFKA_ID.match, ids) if match is not None)
-    return next((parts[0] for parts in splits if parts is not None and parts[1] == name), None)
-
-
-def _split_id(id_name: str) -> tuple[str, str] | None:
-    """The user's part and `job:uid`, where the length at the end says which is which."""
-    rest, _, length = id_name.rpartition(":")
-    if not length.isdecimal() or ":" not in rest or rest[int(length) : int(length) + 1] != "-":
-        return None
-    return rest[: int(length)], rest[int(length) + 1 :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, Tran
 from penstock.events import Events
 from penstock.ops import transactions
 from penstock.ops.process.registry import Entry, Registry, State
-from penstock.ops.transactions import DecisionState, _own_prefix, client_options, judge, look
+from penstock.ops.transactions import DecisionState, judge, look
 from penstock.processes import mark
 from penstock.sinks.files.commit import FileCommitter
 from penstock.storage.local import LocalStorage
@@ -193,6 +194,18 @@ def test_a_drop_ins_checkpoint_is_read_as_well(tmp_path: Path, dead: int) -> Non
     assert (world.ledgers.job, world.query.uid) == ("orders", "copy")
     assert world.commit().complete
     assert world.visible() == [0]
+
+
+def test_a_drop_ins_transactions_are_ended_by_a_file_that_names_its_checkpoint_and_sink(
+    world: World, tmp_path: Path, dead: int, penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    shutil.rmtree(world.folder)
+    drop_in = World(tmp_path, dead, drop_in=True)
+    drop_in.decide(drop_in.prepare(0))
+    drop_in.prepare(1)
+    assert penstock("commit", str(drop_in.folder), by_job=False)[0] == 1, "a folder alone knows no sink"
+    assert (penstock("commit")[0], drop_in.visible()) == (0, [0])
+    assert (penstock("abort")[0], drop_in.seen()) == (0, {})
 
 
 def test_a_folder_without_a_ledger_is_refused(tmp_path: Path) -> None:
@@ -443,35 +456,20 @@ def test_a_run_on_another_machine_has_to_be_given_up_for_dead(
     assert json.loads(penstock("list", "--json")[1])["running"] is False  # it was superseded by the command
 
 
-def test_arguments_that_say_too_little_or_too_much(penstock: Callable[..., tuple[int, str, str]]) -> None:
+def test_an_error_after_a_jobs_file_was_loaded_is_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "no_job.py"
+    script.write_text("")
+    monkeypatch.setattr(program, "prepare_environment", lambda: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    status, _, err = run_command(monkeypatch, capfd, "transactions", "list", "--job", str(script), "--json")
+    assert (status, json.loads(err)["error"]) == (1, "ConfigurationError")
+
+
+def test_arguments_that_say_too_little(penstock: Callable[..., tuple[int, str, str]]) -> None:
     assert penstock("list", by_job=False)[0] == 2
-    assert penstock("list", "--servers", "localhost:1")[0] == 2
     assert penstock("describe")[0] == 2
-
-
-def test_a_clients_settings_are_read_and_never_told(tmp_path: Path) -> None:
-    file = tmp_path / "client.properties"
-    file.write_text("# mine\nbootstrap.servers=a:1,b:2\nsasl.password=se=cret\n\n")
-    assert client_options(file) == ("a:1,b:2", {"sasl.password": "se=cret"})
-    file.write_text("sasl.password hush")
-    with pytest.raises(ConfigurationError) as raised:
-        client_options(file)
-    assert "hush" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("ids", "prefix"),
-    [
-        (["team-a-b:out:4-g000001-0123456789ab"], "team"),
-        (["team-a-a-b:out:6-g000001-0123456789ab"], "team-a"),
-        (["team-a-b:out-g000001-0123456789ab"], None),
-        (["a-b:out-g000001-0123456789ab"], None),
-        (["team-a-b:out:6-g000001-0123456789ab"], None),  # job b's, with the prefix team-a
-        (["a-b:4-g000001-0123456789ab"], None),
-    ],
-)
-def test_the_prefix_that_a_sink_was_given_is_found_in_its_ids(ids: list[str], prefix: str | None) -> None:
-    assert _own_prefix("a-b:out", ids) == prefix
 
 
 # What nobody can prove

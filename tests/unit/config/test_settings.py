@@ -320,13 +320,11 @@ def test_what_spark_was_told_directly_stays() -> None:
     )
 
 
-def test_a_setting_without_effect_is_named(file: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_of_another_backend_or_strategy_change_nothing(file: Write) -> None:
     file("state.changelog.enabled: true\nrestart-strategy.fixed-delay.delay: 1 s")
-    with caplog.at_level(logging.WARNING):
-        assert resolve().derived_spark == {}
-    state, restart = (record.getMessage() for record in caplog.records)
-    assert state == "state.changelog.enabled=true from penstock.yaml has no effect: the state backend is hashmap."
-    assert restart.endswith("from penstock.yaml has no effect: the restart strategy is exponential-delay.")
+    found = resolve()
+    assert (found.derived_spark, found.restart) == ({}, RestartStrategy.exponential_delay())
+    assert row(found, "state.changelog.enabled") == ("true", "penstock.yaml")
 
 
 @pytest.mark.parametrize(

@@ -191,23 +191,21 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def test_rows_are_laid_out_one_after_the_other() -> None:
-    rows = lay_out(batch(id=["a", "b"], x=[1, None], y=["u", "v"]), "hash", "id", "p:")
+    rows = lay_out(batch(id=["a", "b"], x=[1, None], y=["u", "v"]), "id", "p:")
     assert rows.elements == [b"", b"p:a", "1", "u", b"01", b"p:b", "", "v"]
     assert (rows.width, len(rows.elements)) == (4, 8)
 
 
 def test_the_key_may_stand_anywhere_and_be_anything() -> None:
-    rows = lay_out(batch(x=["v"], id=pa.array([b"\xff\x00"], pa.binary())), "string", "id", "ü:")
+    rows = lay_out(batch(x=["v"], id=pa.array([b"\xff\x00"], pa.binary())), "id", "ü:")
     assert rows.elements == [b"", "ü:".encode() + b"\xff\x00", "v"]
 
 
-def test_increments_of_one_key_are_added_up() -> None:
-    rows = lay_out(batch(id=["a", "b", "a"], n=pa.array([1, None, 41], pa.int16())), "counter", "id", "")
-    laid = {rows.elements[at + 1]: (rows.elements[at], rows.elements[at + 2]) for at in range(0, 6, 3)}
-    assert laid == {b"a": (b"", "42"), b"b": (b"0", "")}, "nothing is no number"
+def test_increments_of_one_key_stay_rows_of_their_own() -> None:
+    rows = lay_out(batch(id=["a", "b", "a"], n=pa.array([1, None, 41], pa.int16())), "id", "")
+    assert rows.elements == [b"", b"a", "1", b"0", b"b", "", b"", b"a", "41"]
 
 
-@pytest.mark.parametrize("mode", ["hash", "string", "counter"])
 @pytest.mark.parametrize(
     ("prefix", "key", "fits"),
     [
@@ -221,27 +219,25 @@ def test_increments_of_one_key_are_added_up() -> None:
         ("a:", "penstock:x", True),
     ],
 )
-def test_no_row_has_a_key_of_the_sinks_own(mode: str, prefix: str, key: str, fits: bool) -> None:
+def test_no_row_has_a_key_of_the_sinks_own(prefix: str, key: str, fits: bool) -> None:
     rows = batch(id=["a", key], x=[1, None])
     if fits:
-        laid_out = lay_out(rows, mode, "id", prefix)
+        laid_out = lay_out(rows, "id", prefix)
         assert len(laid_out.elements) == 2 * laid_out.width
         return
     with pytest.raises(DataError, match="begins with 'penstock:'"):
-        lay_out(rows, mode, "id", prefix)
+        lay_out(rows, "id", prefix)
 
 
 @pytest.mark.parametrize("column", [[{"a": 1}], [[1]]], ids=["struct", "list"])
 def test_what_has_no_text_is_refused(column: list[Any]) -> None:
     with pytest.raises(SchemaMismatch, match="'x'"):
-        lay_out(batch(id=["a"], x=column), "hash", "id", "")
+        lay_out(batch(id=["a"], x=column), "id", "")
 
 
-def test_counters_are_whole_numbers() -> None:
-    with pytest.raises(SchemaMismatch, match="whole numbers"):
-        lay_out(batch(id=["a"], x=[1.5]), "counter", "id", "")
+def test_a_row_without_key_is_not_laid_out() -> None:
     with pytest.raises(DataError, match="no key"):
-        lay_out(batch(id=[None], x=[1]), "counter", "id", "")
+        lay_out(batch(id=[None], x=[1]), "id", "")
 
 
 def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
@@ -270,11 +266,11 @@ def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
 )  # fmt: skip
 def test_commands_for_the_direct_road(mode: Any, ttl: float | None, wanted: list[tuple[Any, ...]]) -> None:
     target = RedisSink(URL, mode=mode, key="id", ttl=ttl)
-    rows = lay_out(batch(id=["a", "b"], x=[1, None], y=[2, 4]), mode, "id", "")
+    rows = lay_out(batch(id=["a", "b"], x=[1, None], y=[2, 4]), "id", "")
     assert list(commands(rows, ["x", "y"], target)) == wanted
 
 
 def test_a_counter_of_nulls_has_no_command() -> None:
     target = RedisSink(URL, mode="counter", key="id", ttl=5)
-    rows = lay_out(batch(id=["a", "b"], x=pa.array([None, 2], pa.int64())), "counter", "id", "")
+    rows = lay_out(batch(id=["a", "b"], x=pa.array([None, 2], pa.int64())), "id", "")
     assert list(commands(rows, ["x"], target)) == [("INCRBY", b"b", "2"), ("PEXPIRE", b"b", 5000)]

@@ -302,7 +302,7 @@ def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
     script = run.entry.script
     if not script or not Path(script).is_file():
         happened = "The job's program is not where the registry says, and only it knows the sinks."
-        to_do = "use `penstock transactions` with --job, or with --servers for Kafka."
+        to_do = "use `penstock transactions` with --job."
         raise ControlError(happened, safe="nothing was touched.", to_do=to_do)
     options = [f"--as={outcome}", "--yes"] if verb == "resolve" else []
     return run_command(["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], _directory(run.entry))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import struct
 from collections.abc import Iterable, Sequence
@@ -138,7 +137,7 @@ class Session:
             **sink.options,
         }
         try:
-            self._connection: Any = _connection_class()(
+            self._connection: Any = pymysql.connections.Connection(
                 host=sink.host,
                 port=sink.port,
                 user=sink.user,
@@ -224,22 +223,3 @@ class Session:
             with contextlib.suppress(Exception):
                 self._connection._force_close()
         return server_error
-
-
-@functools.cache
-def _connection_class() -> Any:
-    """pymysql's connection, but reading the system's certificates (25 ms) once for each set of TLS options."""
-    from pymysql.connections import Connection
-
-    known: dict[str, Any] = {}
-
-    class Connecting(Connection):  # type: ignore[misc]
-        def _create_ssl_ctx(self, options: Any) -> Any:
-            if not isinstance(options, dict):
-                return super()._create_ssl_ctx(options)
-            name = repr(sorted(options.items()))
-            if name not in known:
-                known[name] = super()._create_ssl_ctx(options)
-            return known[name]
-
-    return Connecting

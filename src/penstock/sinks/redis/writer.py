@@ -111,14 +111,12 @@ class Rows(NamedTuple):
     width: int
 
 
-def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
-    """`batch` for Redis. `DataError` for a row without key or with a sink's own, and a counter out of range."""
+def lay_out(batch: pa.RecordBatch, key: str, prefix: str) -> Rows:
+    """`batch` for Redis. `DataError` for a row without key or with a sink's own."""
     if batch.column(key).null_count:
         raise DataError(
             f"A row has no key: the column {key!r} is null.", to_do="leave such rows out before they are written."
         )
-    if mode == "counter":
-        batch = _summed(batch, key)
     names = [name for name in batch.schema.names if name != key]
     values = [batch.column(name) for name in names]
     width = client.AHEAD + len(names)
@@ -129,39 +127,6 @@ def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
     if any(column.null_count for column in values):
         elements[0::width] = _nulls(values)
     return Rows(elements, width)
-
-
-def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
-    """One row for each key; null adds nothing, and stays null if there is no number."""
-    names = [name for name in batch.schema.names if name != key]
-    for name in names:
-        if not pa.types.is_integer(batch.schema.field(name).type):
-            raise SchemaMismatch(
-                f"The column {name!r} is {batch.schema.field(name).type}, and counters are whole numbers.",
-                to_do="cast it to bigint.",
-            )
-        if _largest_sum(batch.column(key), batch.column(name)) > client.COUNTER_LIMIT:
-            raise DataError(
-                f"The increments in column {name!r} add up to more than a counter holds.",
-                to_do="keep such numbers in mode='string', as decimals.",
-            )
-    wide = [batch.column(name).cast(pa.int64()) for name in names]
-    table = pa.Table.from_arrays([batch.column(key), *wide], names=["key", *(f"v{n}" for n in range(len(names)))])
-    summed = table.group_by("key").aggregate([(f"v{n}", "sum") for n in range(len(names))])
-    columns = [summed["key"], *(summed[f"v{n}_sum"] for n in range(len(names)))]
-    arrays = [column.combine_chunks() for column in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=[key, *names])
-
-
-def _largest_sum(keys: pa.Array, column: pa.Array) -> float:
-    """The largest sum of one key's numbers without their signs; Arrow's own sums would overflow silently."""
-    sizes = pc.abs(column.cast(pa.float64(), safe=False))
-    total: float = pc.sum(sizes).as_py() or 0.0
-    if total <= client.COUNTER_LIMIT:
-        return total
-    grouped = pa.Table.from_arrays([keys, sizes], names=["key", "size"]).group_by("key").aggregate([("size", "sum")])
-    largest: float = pc.max(grouped["size_sum"]).as_py()
-    return largest
 
 
 def _keys(column: pa.Array, prefix: str) -> list[Any]:
@@ -221,7 +186,7 @@ def portions(batch: pa.RecordBatch, sink: RedisSink) -> Iterator[tuple[Rows, int
     most = max(1, min(ELEMENTS_AT_ONCE // (client.AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
     for start in range(0, batch.num_rows, most):
         part = batch.slice(start, most)
-        yield lay_out(part, sink.mode, sink.key, sink.prefix), part.nbytes
+        yield lay_out(part, sink.key, sink.prefix), part.nbytes
 
 
 def _fits(batch: pa.RecordBatch) -> None:
