@@ -505,6 +505,23 @@ def test_a_counter_never_overflows(server: RedisServer) -> None:
     assert harness.read_visible() == [("a", near)]
 
 
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_increments_that_overflow_only_together_wait_until_the_counter_is_lowered(
+    server: RedisServer, tasks: int
+) -> None:
+    """Keys are checked 16,000 values of a task at a time, before the decision; what passes there is never wrapped."""
+    harness = CounterHarness(server)
+    story, sink = tell(harness), harness.make_sink()
+    step, rows = 1_700_000_000_000_000, 6_000 // tasks
+    prepared = story.prepare(sink, [batch(id=["a"] * rows, n=[step] * rows)] * tasks)
+    assert Outcome.UNKNOWN in story.commit(sink, prepared)
+    [(_, there)] = harness.read_visible()
+    assert 0 < there < 6_000 * step
+    harness.client.decrby(f"{harness.prefix}a", there)
+    assert Outcome.UNKNOWN not in story.commit(sink, prepared)
+    assert harness.read_visible() == [("a", 6_000 * step - there)]
+
+
 def test_a_row_without_key_is_refused(server: RedisServer) -> None:
     harness = RedisHarness(server)
     with pytest.raises(DataError, match="no key"):
