@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -46,6 +45,11 @@ class Report:
     def unaccounted(self, sink: str | None = None) -> int:
         return sum(each.rows for each in self.findings if each.kind in ANOMALIES and sink in (None, each.sink))
 
+    @property
+    def verdict(self) -> str:
+        known = {0: "Every row is accounted for.", 1: f"{self.unaccounted()} rows are not accounted for."}
+        return known.get(self.status, "What can be proven is accounted for; something cannot be proven.")
+
     def to_json(self) -> str:
         return json.dumps({"unaccounted_rows": self.unaccounted(), "status": self.status, **asdict(self)}, indent=2)
 
@@ -56,27 +60,6 @@ class Report:
             labels = f'job="{self.job}",query="{entry["query"]}",sink="{entry["sink"]}"'
             lines.append(f"penstock_audit_unaccounted_rows{{{labels}}} {self.unaccounted(entry['sink'])}")
         return "\n".join(lines) + "\n"
-
-    def to_html(self) -> str:
-        verdict = {0: "Every row is accounted for.", 1: f"{self.unaccounted()} rows are not accounted for."}
-        text = verdict.get(self.status, "What can be proven is accounted for; see below for the rest.")
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
-        title, style = (
-            f"Audit of {html.escape(self.job)}",
-            "body{font:15px system-ui;margin:2em}td{padding:.3em 1em 0 0}",
-        )
-        return (
-            f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{style}</style><h1>{title}</h1>"
-            f"<p>{when}</p><p><strong>{text}</strong></p>"
-            f"{_table(self.sinks)}<h2>Findings</h2>{_table(map(asdict, self.findings))}\n"
-        )
-
-
-def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-    cells = [list(row.items()) for row in rows]
-    lines = [[key for key, _ in cells[0]], *([value for _, value in row] for row in cells)] if cells else [["none"]]
-    texts = ("".join(f"<td>{'' if cell is None else html.escape(str(cell))}</td>" for cell in line) for line in lines)
-    return f"<table><tr>{'<tr>'.join(texts)}</table>"
 
 
 class Audit:

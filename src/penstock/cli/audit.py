@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Collection
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from time import sleep
+from time import gmtime, sleep, strftime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +15,7 @@ import typer
 from penstock.cli.output import Output
 
 if TYPE_CHECKING:
+    from penstock.audit.report import Report
     from penstock.job.job import Job
 
 _FOLLOW_SECONDS = 5.0
@@ -47,21 +51,35 @@ def audit(
     while True:
         with output.working(f"Reading the sinks of {loaded.name} …"):
             report = auditor.run()
-        for file, text in ((json_file, report.to_json), (html_file, report.to_html), (metrics_file, report.to_metrics)):
+        page = partial(page_of, report)
+        for file, text in ((json_file, report.to_json), (html_file, page), (metrics_file, report.to_metrics)):
             if file is not None:
                 file.write_text(text(), encoding="utf-8")
-        if not seen:
-            output.table(f"Audit of {report.job}", report.sinks)
-        fresh = [asdict(finding) for finding in report.findings if finding not in seen]
-        if fresh:
-            output.table("Findings", fresh)
+        render(output, report, seen)
         seen |= {*report.findings, None}
         if not follow:
             break
         sleep(_FOLLOW_SECONDS)
-    if not report.findings:
-        output.line("Every row is accounted for.")
+    output.line(report.verdict)
     raise typer.Exit(report.status)
+
+
+def render(output: Output, report: Report, seen: Collection[Any] = ()) -> None:
+    """The sinks, the first time, and the findings that were not `seen`."""
+    if not seen:
+        output.table(f"Audit of {report.job}", report.sinks)
+    if fresh := [asdict(finding) for finding in report.findings if finding not in seen]:
+        output.table("Findings", fresh)
+
+
+def page_of(report: Report) -> str:
+    """The same as HTML."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=200)
+    render(Output(console), report)
+    console.print(f"{report.verdict} {strftime('%Y-%m-%d %H:%M:%S UTC', gmtime(report.at))}")
+    return console.export_html()
 
 
 def columns_of(job: Job) -> dict[str, Any]:

@@ -1,9 +1,4 @@
-"""Judges a run: expected rows against actual ones, in plain Python, without Spark.
-
-| question | function |
-|---|---|
-| is every row there, exactly once | `compare` |
-| are the rows of each key in the order in which they were written | `per_key_order` |
+"""Judges a run: is every expected row there, exactly once? In plain Python, without Spark. Order is for `anomalies`.
 
 A verdict is a value: `ok` for programs, `lines()` for people, `to_dict()` for files. A bad run raises nothing; only a
 question without sense does.
@@ -19,11 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import SchemaMismatch
 
-__all__ = ["OrderVerdict", "Verdict", "compare", "per_key_order"]
+__all__ = ["Verdict", "compare"]
 
 Column: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -220,57 +214,3 @@ def _mismatch(expected: pa.Schema, actual: pa.Schema) -> SchemaMismatch:
         safe="nothing was changed.",
         to_do="give both sides the same columns, of the same kinds: text and numbers, say, are never equal.",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class OrderVerdict:
-    """Whether each key's numbers only ever grew."""
-
-    rows: int
-    keys: int
-    backwards: int  # a number smaller than the one before it, of the same key
-    repeated: int  # a number equal to the one before it, of the same key
-    examples: Sequence[tuple[Any, Any, Any]] = ()  # key, number, the number that followed
-
-    @property
-    def ok(self) -> bool:
-        return not (self.backwards or self.repeated)
-
-    def lines(self) -> list[str]:
-        head = f"{self.rows:,} rows of {self.keys:,} keys"
-        if self.ok:
-            return [f"{head}: in order"]
-        places = ", ".join(f"{key!r}: {number!r} then {after!r}" for key, number, after in self.examples)
-        return [f"{head}: {self.backwards:,} times backwards, {self.repeated:,} times repeated, such as {places}"]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, **_numbers(self), "examples": [list(map(str, place)) for place in self.examples]}
-
-
-def per_key_order(keys: Any, numbers: Any) -> OrderVerdict:
-    """Whether, for each key, `numbers` strictly increase in the order given. Two columns of equal length: numpy or
-    Arrow arrays, or sequences. Rows of other keys may come between."""
-    names = pc.dictionary_encode(_flat(keys), null_encoding="encode")
-    codes = np.asarray(names.indices.to_numpy(zero_copy_only=False))
-    values = np.asarray(_flat(numbers).to_numpy(zero_copy_only=False))
-    if len(codes) != len(values):
-        raise SchemaMismatch(
-            f"There are {len(codes):,} keys and {len(values):,} numbers.",
-            safe="nothing was changed.",
-            to_do="give one number for each key.",
-        )
-    order = np.argsort(codes, kind="stable")
-    codes, values = codes[order], values[order]
-    same_key = codes[1:] == codes[:-1]
-    backwards = same_key & (values[1:] < values[:-1])
-    repeated = same_key & (values[1:] == values[:-1])
-    places = np.flatnonzero(backwards | repeated)[:EXAMPLES]
-    keys = names.dictionary
-    examples = tuple((keys[int(codes[at])].as_py(), values[at].item(), values[at + 1].item()) for at in places)
-    return OrderVerdict(len(codes), len(keys), int(backwards.sum()), int(repeated.sum()), examples)
-
-
-def _flat(column: Any) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        return column.combine_chunks()
-    return column if isinstance(column, pa.Array) else pa.array(column)

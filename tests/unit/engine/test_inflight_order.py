@@ -29,8 +29,9 @@ from penstock.engine.task import Route
 from penstock.errors import PenstockError, SystemUnavailable
 from penstock.events import Events
 from penstock.storage.storage import Storage
-from penstock.testing.oracle import compare, per_key_order
+from penstock.testing.oracle import compare
 from tests.support.inflight_steps import DRAINER, TASKS, Death, Partition, Trouble, Turns, led
+from tests.support.key_order import out_of_order
 from tests.support.memory_storage import MemoryStorage
 
 WRITERS = 2
@@ -178,8 +179,8 @@ def verdict(run: Run) -> list[str]:
     with waiting_by_turns(run):
         seen = run.live().visible()
     whole = compare([(key, epoch) for epoch in range(run.epochs) for key in range(WRITERS)], seen)
-    order = per_key_order([key for key, _ in seen], [number for _, number in seen])
-    return [line for one in (whole, order) if not one.ok for line in one.lines()]
+    order = out_of_order([key for key, _ in seen], [number for _, number in seen])
+    return [*(() if whole.ok else whole.lines()), *map(str, order)]
 
 
 TROUBLES = {

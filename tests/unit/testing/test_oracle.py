@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SchemaMismatch
-from penstock.testing.oracle import compare, per_key_order
+from penstock.testing.oracle import compare
 from tests.support.atomicity import Observation, epoch_atomicity
 
 ids = st.integers(min_value=0, max_value=40)
@@ -193,30 +193,6 @@ def test_five_million_rows() -> None:
     verdict = compare(rows, found)
     assert (verdict.lost, verdict.duplicated, verdict.unexpected) == (3, 2, 0)
     assert time.perf_counter() - began < 30  # about one second on two cores; the limit is for busy machines
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abc"), ids)))
-def test_order_is_judged_key_by_key(rows: list[tuple[str, int]]) -> None:
-    verdict = per_key_order([key for key, _ in rows], [number for _, number in rows])
-    backwards = repeated = 0
-    last: dict[str, int] = {}
-    for key, number in rows:
-        backwards += number < last.get(key, number)
-        repeated += number == last.get(key, number + 1)
-        last[key] = number
-    assert (verdict.backwards, verdict.repeated, verdict.keys) == (backwards, repeated, len(last))
-    assert verdict.ok == (not (backwards or repeated))
-
-
-def test_order_of_columns_and_words_for_it() -> None:
-    keys, numbers = pa.chunked_array([["a", "b"], ["a", "b"]]), np.array([1, 7, 2, 7])
-    verdict = per_key_order(keys, numbers)
-    assert verdict.lines() == ["4 rows of 2 keys: 0 times backwards, 1 times repeated, such as 'b': 7 then 7"]
-    assert json.loads(json.dumps(verdict.to_dict()))["repeated"] == 1
-    assert per_key_order(["a"], [1]).lines() == ["1 rows of 1 keys: in order"]
-    with pytest.raises(SchemaMismatch):
-        per_key_order(["a"], [1, 2])
 
 
 SIZES = {"rows": {0: 10, 1: 10, 2: 10}, "totals": {0: 3, 1: 3, 2: 0}}
