@@ -22,16 +22,13 @@ class Step:
     total: int
     unit: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def to_json(self) -> str:
         """In ASCII and one line, so that it fits into a header."""
-        return json.dumps(self.to_dict())
+        return json.dumps(asdict(self))
 
     @classmethod
     def of(cls, body: object) -> Step | None:
-        """From `to_dict`, or from `to_json`; None where it is not understood: it is only shown."""
+        """From its fields, or from `to_json`; None where it is not understood: it is only shown."""
         try:
             fields: Any = json.loads(body) if isinstance(body, (str, bytes)) else body
             done, total = int(fields["done"]), int(fields["total"])

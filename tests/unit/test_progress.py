@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,7 +62,7 @@ def test_a_step_travels_as_json() -> None:
     assert json.loads(step.to_json()) == {"what": "prüfen", "done": 3, "total": 12, "unit": "bytes"}
     assert step.to_json().isascii()
     assert "\n" not in step.to_json()
-    assert Step.of(step.to_json()) == Step.of(step.to_dict()) == step
+    assert Step.of(step.to_json()) == Step.of(asdict(step)) == step
     assert Step.of({"done": 1, "total": 2, "unit": "files"}) == Step("working", 1, 2, "files")
 
 
@@ -236,7 +237,7 @@ def test_the_body_of_a_poll_is_flink_s_and_nothing_else() -> None:
 
 def test_a_restore_is_told_to_the_registry_until_the_job_runs() -> None:
     with served() as job:
-        job.events.emit("restoring", query=None, **Step("copying", 1, 3, "files").to_dict())
+        job.events.emit("restoring", query=None, **asdict(Step("copying", 1, 3, "files")))
         assert Step.of(job.entry.progress) == Step("copying", 1, 3, "files")
         assert job.entry.public()["progress"]["done"] == 1
         job.events.emit("restoring", query=None, what="nonsense")
@@ -360,7 +361,7 @@ def test_a_restore_is_followed_through_the_registry(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Output, "_console", lambda _, *, stderr: screen)
     registry = Registry()
     with show_restore(Start(ID, "job.py", restores=True)):
-        registry.put(Entry(ID, "payments", State.CREATED, progress=Step("copying", 1, 2, "files").to_dict()))
+        registry.put(Entry(ID, "payments", State.CREATED, progress=asdict(Step("copying", 1, 2, "files"))))
         until(lambda: "copying: 1 of 2 files" in file.getvalue(), "a line")
         registry.put(Entry(ID, "payments", State.RUNNING))
         until(

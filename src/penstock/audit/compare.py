@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from penstock.audit.hashing import U64, Layout, Values, finish, hash_rows
-from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST, TORN
+from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST
 
 MODULO = 1 << 64
 CHANGED, NO_LONGER, NOT_PROVABLE = "changed rows", "no longer provable", "not provable"
-ANOMALIES = (LOST, DUPLICATE, ABORTED, TORN, CHANGED)
+ANOMALIES = (LOST, DUPLICATE, ABORTED, CHANGED)
 KEPT_HASHES = 1 << 24  # 128 MiB: by them a surplus row finds its original
 
 
@@ -121,7 +121,7 @@ def compare(decided: Sequence[Decided], visible: Visible, *, shared: bool = Fals
         return [_finding(NOT_PROVABLE, decided, 0, visible.unprovable)] if decided else []
     _find_moved(groups, visible)
     layout, confirmed = _layout(groups, visible)
-    findings, absent = list[Finding](), list[Hashable]()
+    findings = list[Finding]()
     for key, writers in groups.items():
         part, rows = visible.parts.get(key, Part()), sum(writer.rows for writer in writers)
         total = part.sums[layout] % MODULO if part.sums else None
@@ -132,14 +132,12 @@ def compare(decided: Sequence[Decided], visible: Visible, *, shared: bool = Fals
         elif part.rows == rows:
             findings.append(_finding(CHANGED, writers, 1, f"{rows} rows as decided, but others: {part.where}"))
         elif part.rows < rows:
-            absent += [key] if not part.rows else []
             findings.append(_finding(LOST, writers, rows - part.rows, f"{part.rows} of {rows} rows are visible"))
         else:
             twice = part.rows - len(np.unique(part.every_hash()))
             kind = DUPLICATE if part.hashes and part.rows - rows <= twice else ABORTED
             why = f"{part.rows} rows are visible, {rows} were decided: {part.where}"
             findings.append(_finding(kind, writers, part.rows - rows, why))
-    findings += _torn(groups, absent)
     findings += _surplus(decided, groups, visible, shared)
     if decided and not confirmed:
         why = "no checksum of the ledger fits: columns cannot be read back as they were written, or all rows changed"
@@ -171,17 +169,6 @@ def _layout(groups: Mapping[Hashable, list[Decided]], visible: Visible) -> tuple
 
 def _sum(writers: Sequence[Decided]) -> int:
     return sum(writer.checksum for writer in writers) % MODULO
-
-
-def _torn(groups: Mapping[Hashable, list[Decided]], absent: Sequence[Hashable]) -> Iterator[Finding]:
-    by_epoch: dict[tuple[int, int], list[Hashable]] = {}
-    for key, writers in groups.items():
-        by_epoch.setdefault((writers[0].epoch, writers[0].generation), []).append(key)
-    for (epoch, _), keys in by_epoch.items():
-        missing = [key for key in keys if key in absent]
-        if missing and len(missing) < len(keys):
-            writers = [writer for key in keys for writer in groups[key]]
-            yield _finding(TORN, writers, 0, f"epoch {epoch}: {len(missing)} of {len(keys)} writers are not visible")
 
 
 def _surplus(

@@ -21,10 +21,7 @@ _READERS: Mapping[str, Callable[[Any, Sequence[Decided], Columns, Later], Visibl
     "FileSink": read_files, "DeltaSink": read_table, "IcebergSink": read_table,
     "PostgresSink": read_postgres, "MySqlSink": read_mysql,
 }  # fmt: skip
-_UNPROVABLE = {
-    "RedisSink": "a key holds its last value, whichever epoch wrote it",
-    "WriteAheadSink": "only your own functions can read the target",
-}
+_UNPROVABLE = {"RedisSink": "a key holds its last value, whichever epoch wrote it"}
 
 
 @dataclass

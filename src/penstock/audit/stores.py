@@ -177,7 +177,7 @@ def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns, later: L
         return Visible(unprovable="only whole tables can be compared, and the ledger has forgotten the first epochs")
     import pymysql
 
-    database, table = sink._target
+    database, table = sink.target
     names = ", ".join("`" + field.name.replace("`", "``") + "`" for field in columns) or "1"
     with closing(
         pymysql.connect(

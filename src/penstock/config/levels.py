@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,8 +35,6 @@ BY_NAME = {(option.part, option.name): option for option in ALL}
 FILE_VARIABLE = "PENSTOCK_CONFIG"  # path of the configuration file
 DEFAULT_FILE = "penstock.yaml"  # without the variable, in the working directory
 OPTIONS_VARIABLE = "PENSTOCK_OPTIONS"  # what `-D` gave to the process, as a JSON object
-
-_FLAT_LINE = re.compile(r"^(?P<key>[^\s:#][^\s:]*): +(?P<value>.*?)\s*$")
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def from_file() -> Texts:
 
 
 def parse(text: str, where: str) -> dict[str, str]:
-    """Nested YAML, dotted keys, or both; also the flat `key: value` lines of older Flinks, which need not be YAML."""
+    """Nested YAML, dotted keys, or both."""
     import yaml
 
     try:
@@ -107,8 +104,6 @@ def parse(text: str, where: str) -> dict[str, str]:
         happened = f"{where} nests too deeply to be settings."
         raise ConfigurationError(happened, to_do="write `key: value` lines.") from None
     except yaml.YAMLError as error:
-        if (flat := _flat(text)) is not None:
-            return flat
         # The parser's words quote the line, and there may be a password in it; so would a traceback with its error.
         raise ConfigurationError(
             f"{where} is not YAML: {_fault(error)}.", to_do="correct the file; each line is `key: value`."
@@ -145,18 +140,6 @@ def _collect(mapping: Any, prefix: str, into: dict[str, str], where: str) -> Non
             if into.setdefault(f"{prefix}{name}", text) != text:
                 happened = f"{where} has {prefix}{name} twice, nested and dotted."
                 raise ConfigurationError(happened, to_do="keep one of the two.")
-
-
-def _flat(text: str) -> dict[str, str] | None:
-    """Flink's old format: a key, a colon, a space, whatever follows; of two lines with one key the last counts."""
-    settings: dict[str, str] = {}
-    for line in text.splitlines():
-        if not (content := line.split("#", 1)[0].rstrip()):
-            continue
-        if (match := _FLAT_LINE.match(content)) is None:
-            return None
-        settings[match["key"]] = match["value"]
-    return settings
 
 
 def _plain_text(value: Any) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.dev import kafka
-from penstock.errors import DevelopmentError, TopicMissing
+from penstock.errors import DevelopmentError, MissingExtra, TopicMissing
 from penstock.kafka import errors
 
 _SECONDS = 30.0  # for an answer of the broker
@@ -37,7 +37,7 @@ def named_errors(servers: str, doing: str) -> Iterator[None]:
     try:
         from confluent_kafka import KafkaException
     except ImportError as error:
-        raise errors.missing_client("confluent-kafka", error) from error
+        raise MissingExtra.of("Kafka (confluent-kafka)", "kafka", error) from error
     try:
         yield
     except KafkaException as error:

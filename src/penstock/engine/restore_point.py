@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class RestorePoint:
         """Restore if that is asked for and not done yet; the name of the history that the job resumes from."""
         recovery, result = self._settings.recovery, None
         if recovery.path is not None:
-            report = throttled(lambda step: events.emit("restoring", query=None, **step.to_dict()), _REPORT_SECONDS)
+            report = throttled(lambda step: events.emit("restoring", query=None, **asdict(step)), _REPORT_SECONDS)
             last = LastRun(tree_of(self._storage), self._plans, self._spark)
             restorer = Restorer(self._job, self._storage.location, self._spark, last, report)
             wanted = replace(recovery, allow_non_restored=self._allow)

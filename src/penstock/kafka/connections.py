@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.deadline import Deadline
-from penstock.errors import SystemUnavailable
+from penstock.errors import MissingExtra, SystemUnavailable
 from penstock.kafka import errors, settings
 from penstock.kafka.librdkafka import Handle
 from penstock.kafka.settings import for_kafka_python
@@ -59,7 +59,7 @@ def kafka_python() -> SimpleNamespace:
             from kafka.protocol.metadata import FindCoordinatorRequest
             from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
     except ImportError as error:
-        raise errors.missing_client("kafka-python", error) from error
+        raise MissingExtra.of("Kafka (kafka-python)", "kafka", error) from error
     return SimpleNamespace(
         Admin=KafkaAdminClient, ConfigResource=ConfigResource, errors=kafka_errors,
         DescribeTransactions=DescribeTransactionsRequest, ListTransactions=ListTransactionsRequest,
@@ -263,7 +263,7 @@ def librdkafka_admin(settings: Mapping[str, str], on_error: Callable[[Any], None
     try:
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
-        raise errors.missing_client("confluent-kafka", error) from error
+        raise MissingExtra.of("Kafka (confluent-kafka)", "kafka", error) from error
     more: dict[str, Any] = {} if on_error is None else {"error_cb": on_error}
     return AdminClient({"log_level": "2", **settings, **more})
 

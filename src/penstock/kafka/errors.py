@@ -71,10 +71,6 @@ def missing(topic: str) -> errors.TopicMissing:
     )
 
 
-def missing_client(library: str, error: ImportError) -> errors.MissingExtra:
-    return errors.MissingExtra.of(f"Kafka ({library})", "kafka", error)
-
-
 def from_code(
     code: int, text: str, *, servers: str, doing: str, topic: str = "", seconds: float = 0.0
 ) -> errors.PenstockError:

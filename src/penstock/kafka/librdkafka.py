@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.kafka import errors
 from penstock.secrets import MASK
 
 _END_TXN = 26  # of Kafka's protocol
@@ -190,7 +189,7 @@ def library() -> Any:
         import confluent_kafka
         from confluent_kafka import cimpl
     except ImportError as error:
-        raise errors.missing_client("confluent-kafka", error) from error
+        raise MissingExtra.of("Kafka (confluent-kafka)", "kafka", error) from error
     wheel = os.path.dirname(os.path.dirname(confluent_kafka.__file__))
     # The extension's own handle resolves the very library it loaded; a copy by path would be a second one.
     for path in (cimpl.__file__, *sorted(glob.glob(f"{wheel}/confluent_kafka.libs/librdkafka*"))):

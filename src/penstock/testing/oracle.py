@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,11 +53,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         examples = {kind: list(map(str, values)) for kind, values in self.examples.items()}
-        return {"ok": self.ok, **_numbers(self), "examples": examples}
-
-
-def _numbers(verdict: Any) -> dict[str, int]:
-    return {field.name: value for field in fields(verdict) if isinstance(value := getattr(verdict, field.name), int)}
+        return {"ok": self.ok, **{name: getattr(self, name) for name in self.__slots__}, "examples": examples}
 
 
 def compare(expected: Any, actual: Any) -> Verdict:

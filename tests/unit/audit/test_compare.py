@@ -1,4 +1,4 @@
-"""Decided beside visible: what is lost, doubled, changed or torn is named with its epoch and writer."""
+"""Decided beside visible: what is lost, doubled or changed is named with its epoch and writer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from penstock.audit.compare import CHANGED, NO_LONGER, NOT_PROVABLE, Decided, Finding, Part, Visible, compare
 from penstock.audit.hashing import finish, hash_rows, values_of
-from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST, TORN
+from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST
 
 LAYOUTS = [(False,), (True,)]
 ROWS = {(epoch, writer): [f"{epoch}/{writer}/{row}" for row in range(4)] for epoch in (3, 4) for writer in (0, 1)}
@@ -64,7 +64,7 @@ def test_one_row_that_differs_is_named_with_its_epoch_and_writer(rows: list[str]
 
 
 def test_a_writer_that_is_not_visible_beside_one_that_is_tears_the_epoch() -> None:
-    assert facts(compare(DECIDED, visible(e4_w1=None))) == [(LOST, 4, 1, 4), (TORN, 4, None, 0)]
+    assert facts(compare(DECIDED, visible(e4_w1=None))) == [(LOST, 4, 1, 4)]
     assert facts(compare(DECIDED, visible(e4_w0=None, e4_w1=None))) == [(LOST, 4, 0, 4), (LOST, 4, 1, 4)]
 
 

@@ -141,11 +141,6 @@ def test_a_flink_file_as_it_is(
     assert said == [f"ignored settings of Flink: {keys.replace(' ', ', ')}, state.backend.incremental"]
 
 
-def test_the_old_flat_format(file: Write) -> None:
-    file("# comment\nenv.java.opts: -Da=b: c [d\nexecution.checkpointing.interval: 5 s # often\n")
-    assert resolve().checkpoints.interval_seconds == 5
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

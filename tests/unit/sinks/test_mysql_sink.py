@@ -254,12 +254,6 @@ def test_which_servers_keep_prepared_transactions(version: str, more: dict[str, 
     assert said is None if refused is None else refused in str(said)
 
 
-@pytest.mark.parametrize(("version", "said"), [("10.11.6-MariaDB-0", []), ("8.4.3", ["MySQL 8.4.3"])])
-def test_a_check_says_that_mysql_itself_is_not_what_is_tested(version: str, said: list[str]) -> None:
-    found = list(tables._product(Saying(version=[(version,)])))  # type: ignore[arg-type]
-    assert [part in one for part, one in zip(said, found, strict=True)] == [True] * len(said)
-
-
 def test_an_explanation_says_on_what_it_is_tested() -> None:
     """It asks no server, so it says so of all."""
     assert "tested on MariaDB, on MySQL itself by hand only" in sink().link("out").because

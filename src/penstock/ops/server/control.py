@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from penstock.engine.control import Steerable
@@ -47,7 +48,7 @@ class Lifecycle:
         if name == "savepoint" and event.get("path"):
             self._registration.update(savepoint=str(event["path"]))
         elif name == "restoring" and (step := Step.of(event)) is not None:
-            self._registration.update(progress=step.to_dict())
+            self._registration.update(progress=asdict(step))
         elif name in _BY_EVENT:
             self._registration.update(progress=None)
             self._enter(_BY_EVENT[name])

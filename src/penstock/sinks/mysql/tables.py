@@ -298,7 +298,7 @@ def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, columns: 
             require(table, names, columns)
             if sink.keys:
                 require_key(unique_keys(session, names), names, sink.keys, table, columns or ())
-        texts = [*_product(session), *_mode(session, sink.mode)]
+        texts = [*_mode(session, sink.mode)]
         texts += _settings(session)
         texts += list(_cut_times(table, columns))
         if table is None:
@@ -306,15 +306,6 @@ def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, columns: 
         else:
             texts += ambiguous_keys(table, sink.keys)
         return texts
-
-
-def _product(session: Session) -> Iterator[str]:
-    product, number = version(session)
-    if product == "MySQL":
-        yield (
-            f"the server is MySQL {'.'.join(map(str, number))}: this sink is tested on MariaDB with every change, "
-            "on MySQL only its contract was run, by hand, on 9.7"
-        )
 
 
 def _mode(session: Session, mode: str) -> Iterator[str]:
