@@ -197,7 +197,7 @@ class TransactionClient:
         """Of the coordinators' log; Kafka's default where this user may not ask, or there is no log yet."""
         if not self._log_partitions:
             try:
-                self._log_partitions = len(self._connections.ask(partial(find_leaders, _LOG), deadline))
+                self._log_partitions = len(self._connections.ask(lambda admin: find_leaders(_LOG, admin), deadline))
             except (PenstockError, kafka_python().errors.KafkaError):
                 return _DEFAULT_PARTITIONS
         return self._log_partitions or _DEFAULT_PARTITIONS
