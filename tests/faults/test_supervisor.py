@@ -53,6 +53,7 @@ def wait_for_the_end():
         time.sleep(1)
 
 exec(sys.argv[1])
+sys.exit()  # as a job would: a program that just ends has started none
 """
 
 

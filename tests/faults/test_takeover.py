@@ -119,9 +119,10 @@ def test_a_program_that_never_runs_a_job_has_no_standby(tmp_path: Path) -> None:
     program = "import pathlib, time\npathlib.Path(__file__).with_name('ran').open('a').write('x')\ntime.sleep(2)\n"
     tiny = Tiny(tmp_path, program)
     with tiny.run as run:
-        assert run.wait() == 0, run.tail()
+        assert run.wait() == 1, run.tail()
     assert (tmp_path / "ran").read_text() == "x"
-    assert run.actions() == ["started", "done"]
+    assert "started no job" in run.tail()
+    assert run.actions() == ["started", "failed"]
 
 
 # Real jobs

@@ -78,7 +78,7 @@ def page_of(report: Report) -> str:
 
     console = Console(file=io.StringIO(), record=True, width=200)
     render(Output(console), report)
-    console.print(f"{report.verdict} {strftime('%Y-%m-%d %H:%M:%S UTC', gmtime(report.at))}")
+    Output(console).line(f"{report.verdict} {strftime('%Y-%m-%d %H:%M:%S UTC', gmtime(report.at))}")
     return console.export_html()
 
 

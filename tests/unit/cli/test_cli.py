@@ -131,7 +131,9 @@ def test_run_is_python_with_the_scripts_own_arguments(invoke: Invoke, tmp_path: 
     assert out.strip() == "__main__ hello ['--json', '-x', '1', '--help']"
 
 
-def test_a_file_without_a_job_is_an_error(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_file_without_a_job_is_an_error(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("penstock.job.job", "penstock.job.dropin"):  # as in a process of its own
+        monkeypatch.delitem(sys.modules, module, raising=False)
     status, _, err = invoke("run", "--no-supervise", script(tmp_path, "print('done')"))
     assert status == 1
     assert "my_job.py ran to its end and started no job." in err
