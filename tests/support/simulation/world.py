@@ -64,6 +64,13 @@ PROFILES = (
 OFTEN = ("aligned", "aligned", "aligned", *LOGGED)
 
 
+class OneByOne(Pool):
+    """Opens none ahead: a history has one thread, or its seed would not repeat it."""
+
+    def _open_ahead(self, key: Key) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What the job is, before anything happens to it."""
@@ -132,7 +139,7 @@ class _KafkaSink(_Sink):
         schedule, cluster = self._world.schedule, self.cluster
         pool: Pool = schedule.process.memory.setdefault(
             "pool",
-            Pool(lambda _, name: SimulatedProducer(cluster, schedule, name)),  # type: ignore[arg-type,return-value]
+            OneByOne(lambda _, name: SimulatedProducer(cluster, schedule, name)),  # type: ignore[arg-type,return-value]
         )
         return KafkaWriter(scope, Key(scope.sink.prefix, scope.sink.generation, ()), "t", pool)
 
