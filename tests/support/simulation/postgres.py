@@ -77,6 +77,7 @@ class Server:
         self.locks: dict[str, Session] = {}
         self.away_until = 0.0
         self.lost = 0  # commits that a failover has taken back
+        self.forgot = False  # whether one has taken back a sink's own row, without which nothing can be proven
 
     def write(self, changes: list[tuple[Any, ...]]) -> None:
         """One entry of the log: all of it, or nothing."""
@@ -107,6 +108,7 @@ class Server:
                 self.now.apply(change)
         ends = sum(change[0] == "marker" or (change[0] == "end" and change[2]) for part in gone for change in part)
         self.lost += ends
+        self.forgot |= any(change[0] == "sink" for part in gone for change in part)
         return ends
 
     def roll_back(self, spared: Callable[[], bool]) -> None:
@@ -122,7 +124,8 @@ class Server:
 
 
 class Session:
-    """One connection. `ask` runs a statement as the server does."""
+    """One connection. `ask` runs a statement as the server does. TCP delivers what is sent once and in order, and
+    psycopg sends nothing a second time: a request can be late, or lost with its connection, but never arrives twice."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.process = server, server.schedule.process
@@ -130,7 +133,7 @@ class Session:
         self._own: list[tuple[Any, ...]] | None = None
         self._look = 0
         try:
-            server.schedule.call("connect postgres", self._connect, self._cut)
+            server.schedule.call("connect postgres", self._connect, self._cut, once=True)
         except psycopg.OperationalError:
             server.schedule.sleep(1.0)  # until the client gives up
             raise
@@ -167,7 +170,7 @@ class Session:
             raise psycopg.OperationalError("the connection is closed")
         if statement.startswith(("LOCK TABLE", "DROP TABLE")):
             self._await(named)
-        return self.server.schedule.call(label, work, self._cut)
+        return self.server.schedule.call(label, work, self._cut, once=True)
 
     def load(self, schema: str, table: str, rows: list[Any]) -> None:
         def work() -> None:
@@ -175,7 +178,7 @@ class Session:
                 raise psycopg.OperationalError("terminating connection due to administrator command")
             self._change(("load", table, rows) if table.startswith("penstock_stage") else ("rows", rows))
 
-        self.server.schedule.call("copy rows", work, self._cut)
+        self.server.schedule.call("copy rows", work, self._cut, once=True)
 
     def _await(self, table: str) -> None:
         """The lock that LOCK TABLE and DROP TABLE need."""

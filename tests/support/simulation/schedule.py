@@ -212,11 +212,18 @@ class Scheduler:
     # What an actor does
 
     def call(
-        self, label: str, work: Callable[[], _T], lose: Callable[[], Exception] | None = None, *, steady: bool = False
+        self,
+        label: str,
+        work: Callable[[], _T],
+        lose: Callable[[], Exception] | None = None,
+        *,
+        steady: bool = False,
+        once: bool = False,
     ) -> _T:
         """Carry out `work`, unless a fault happens here. The first word of the label is its class. `lose` makes the
         error of a client that gets no answer; without it there is no way between the two on which one could be
-        lost. `steady`: the process may die here, and does not stand still."""
+        lost. `steady`: the process may die here, and does not stand still. `once`: the request goes over a connection
+        that repeats nothing, and its client sends nothing again by itself."""
         assert self.current is not None
         process = self.current.process
         if process.dead:
@@ -239,19 +246,19 @@ class Scheduler:
             raise lose()
         faults, number = self._faults, process.number
         if faults and ((number, "", process.calls) in faults or (number, kind, process.seen[kind]) in faults):
-            return self._disturbed(label, kind, work, lose, steady)
+            due = faults.pop((number, "", process.calls), []) + faults.pop((number, kind, process.seen[kind]), [])
+            due = [fault for fault in due if not steady or fault.kind in ("kill", "killed")]
+            due = [fault for fault in due if not once or fault.kind != "twice"]
+            return self._disturbed(due, label, work, lose)
         if process.dead:
             raise Killed
         return work()
 
     def _disturbed(
-        self, label: str, kind: str, work: Callable[[], _T], lose: Callable[[], Exception] | None, steady: bool
+        self, due: Sequence[Fault], label: str, work: Callable[[], _T], lose: Callable[[], Exception] | None
     ) -> _T:
-        process = self.process
-        due = self._faults.pop((process.number, "", process.calls), [])
-        due += self._faults.pop((process.number, kind, process.seen[kind]), [])
-        waits = 0.0
-        for fault in due if not steady else [fault for fault in due if fault.kind in ("kill", "killed")]:
+        process, waits = self.process, 0.0
+        for fault in due:
             waits += self._happen(fault, label, work, lose)
         if process.dead:
             raise Killed
@@ -312,9 +319,13 @@ class Scheduler:
                 process.until_time = self.now + fault.size
             self.lost(process)
             self._pause()
+            if process.dead:
+                raise Killed  # meanwhile, by itself: it is lost once, and meets no further fault
             self.tell(f"goes on with {label}")
         elif kind == "switch":
             self._pause()
+            if process.dead:
+                raise Killed
         else:
             self.interfere(fault)
         return 0.0

@@ -27,9 +27,28 @@ def _two_notes_of_the_query() -> Histories:
             yield Setup(("kafka",), rows=5, quantum=1), faults
 
 
+def _rows_that_arrive_twice() -> Histories:
+    """A COPY that was carried out a second time by a connection that had prepared by then. No connection does that: it
+    was the world that was wrong."""
+    for mode in ("aligned", "unaligned"):
+        for copy in range(1, 5):
+            yield Setup(("postgres",), mode, rows=5), [Fault(1, copy, "twice", "copy")]
+
+
+def _dies_while_it_stands_still() -> Histories:
+    """A driver ended itself while it stood still, and then met another fault, so that its supervisor started two in its
+    place, and both held the lease. A supervisor starts one: it was the world that was wrong."""
+    for kind in ("partition", "pause", "stall", "killed"):
+        for nth in (2, 3):
+            stall = Fault(1, nth, "stall", "create-lease", 3)
+            yield Setup(("kafka",), lease=True, rows=5), [stall, Fault(1, nth, kind, "create-lease")]
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
+    "a connection repeats no request": _rows_that_arrive_twice,
+    "a driver that dies while it stands still is replaced once": _dies_while_it_stands_still,
 }
 
 

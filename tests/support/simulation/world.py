@@ -387,7 +387,10 @@ class World:
         return bool(self.reported)
 
     def _doubtful(self, happened: set[str]) -> bool:
-        """On S3 an upload that ends, or an object that is moved, within a commit is beyond proof."""
+        """On S3 an upload that ends, or an object that is moved, within a commit is beyond proof; and so is a decided
+        epoch where PostgreSQL has come back without the sink's own row."""
+        if any(isinstance(sink, _PostgresSink) and sink.database.forgot for sink in self.sinks.values()):
+            return True
         return "s3" in self.sinks and bool(happened & {"expire", "lapse", "oblivion", "reader", "taken"})
 
     # The lease
