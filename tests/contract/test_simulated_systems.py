@@ -160,7 +160,10 @@ def test_kafka_ends_transactions_as_the_real_one(broker: Broker) -> None:
 # PostgreSQL
 
 
-def epochs(sink: TwoPhaseSink, visible: Callable[[], list[int]], left: Callable[[], int]) -> Seen:
+def epochs(
+    sink: TwoPhaseSink, visible: Callable[[], list[int]], left: Callable[[], int], forget: Callable[[str], object]
+) -> Seen:
+    """`forget` takes from the server all that it knows of a sink, as in a copy from before its first start."""
     seen: Seen = []
     job = f"conform-{uuid.uuid4().hex[:8]}"
     deadline = Deadline(30)
@@ -217,6 +220,11 @@ def epochs(sink: TwoPhaseSink, visible: Callable[[], list[int]], left: Callable[
         seen.append(("an older run sweeps", one.abort_dangling((), deadline), left()))
         two.seal([newest], deadline)
         seen.append((told(two.commit(2, [newest], deadline)), visible(), left()))
+        seen.append(("not missing", list(two.missing(2, [newest], deadline))))
+        forget(scope(2).prefix)
+        seen.append(("an older copy lacks it", list(two.missing(2, [newest], deadline))))
+        with committer(3) as three:
+            seen.append(("and to a new start", list(three.missing(2, [newest], deadline))))
     return seen
 
 
@@ -232,12 +240,21 @@ def test_postgres_commits_and_fences_as_the_real_one(postgres: Postgres, mode: A
             + len(harness.staging())
             - before
         ),
+        lambda prefix: [
+            harness.run(f"DELETE FROM {table} WHERE sink = '{prefix}'")
+            for table in ("penstock_markers", "penstock_sinks")
+        ],
     )
 
     def script(world: World) -> Seen:
         sink = world.sinks["staged" if mode == "staged" else "postgres"]
-        now = sink.database
-        return epochs(sink, lambda: sorted(sink.visible()), lambda: len(now.now.prepared) + len(now.now.staged))
+        server = sink.database
+        return epochs(
+            sink,
+            lambda: sorted(sink.visible()),
+            lambda: len(server.now.prepared) + len(server.now.staged),
+            lambda _: (server.now.markers.clear(), server.now.sinks.clear()),
+        )
 
     assert simulated("staged" if mode == "staged" else "postgres", script) == observed
 

@@ -169,7 +169,7 @@ class Line:
         elif statement.startswith("SELECT ARRAY"):
             sink, writers = parameters
             assert sink == SCOPE.prefix
-            return [([writer for writer in writers if writer in now.markers], now.pruned)]
+            return [([writer for writer in writers if writer in now.markers], now.pruned, bool(now.markers))]
         elif statement.startswith("WITH gone AS"):
             sink, epoch, generation = parameters
             assert (sink, generation) == (SCOPE.prefix, SCOPE.generation)

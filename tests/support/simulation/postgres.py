@@ -253,7 +253,8 @@ class Session:
         elif begins("SELECT ARRAY"):
             sink, writers = parameters
             pruned = now.sinks[sink][2] if sink in now.sinks else None
-            return [([writer for writer in writers if (sink, writer) in now.markers], pruned)]
+            marked = [writer for writer in writers if (sink, writer) in now.markers]
+            return [(marked, pruned, any(of == sink for of, _ in now.markers))]
         elif begins("WITH gone AS"):
             self._change(("prune", *parameters))
         elif begins("SELECT count(*)"):

@@ -27,6 +27,15 @@ def _two_notes_of_the_query() -> Histories:
             yield Setup(("kafka",), rows=5, quantum=1), faults
 
 
+def _a_replica_that_lacks_the_sink() -> Histories:
+    """A replica took over that lacked the first epoch, and with it the sink's own row: nothing there was older than the
+    writers, so they counted as unknown, not as lost, and the job went on without their rows."""
+    for sink in ("postgres", "staged"):
+        for behind in (1, 2, 3, 4, 5, 6, 10, 30):
+            for call in range(60, 130, 3):
+                yield Setup((sink,), rows=5), [Fault(1, call, "failover", size=behind)]
+
+
 def _rows_that_arrive_twice() -> Histories:
     """A COPY that was carried out a second time by a connection that had prepared by then. No connection does that: it
     was the world that was wrong."""
@@ -47,6 +56,7 @@ def _dies_while_it_stands_still() -> Histories:
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
+    "a replica that does not know the sink has lost its rows": _a_replica_that_lacks_the_sink,
     "a connection repeats no request": _rows_that_arrive_twice,
     "a driver that dies while it stands still is replaced once": _dies_while_it_stands_still,
 }

@@ -227,9 +227,9 @@ def test_a_last_epoch_that_another_committer_has_pruned_is_not_looked_for_again(
     database: Database, committer: SqlCommitter[Any]
 ) -> None:
     """With the in-flight log the drainer commits, and prunes, in the coordinator's place."""
-    one, later = prepare(database, 0), prepare(database, 1)
+    one, later, drained = prepare(database, 0), prepare(database, 1), prepare(database, 2)
     committer.commit(7, [one], soon())
-    database.now.markers.clear()
+    database.now.markers = {name_of(drained): (99, 4_000)}
     database.now.pruned = 5_000
     assert committer.seal([later], soon()) == [later]
     database.now.pruned = 1_000
@@ -263,13 +263,32 @@ def test_what_a_promoted_replica_lacks_is_told_with_the_statement_that_accepts_i
     assert name_of(ones[1]) in database.now.markers
 
 
-def test_a_server_that_never_knew_the_sink_has_lost_nothing_that_could_be_proven(
-    database: Database, committer: SqlCommitter[Any]
+@pytest.mark.parametrize("known", [False, True])
+def test_a_server_that_never_knew_the_sink_has_lost_what_it_committed(
+    database: Database, committer: SqlCommitter[Any], known: bool
 ) -> None:
+    """A replica that was promoted before it had even the sink's row, or an empty database; and the same once a start
+    has created that row, which then is younger than the writer."""
     one = prepare(database, 0, at=0)
     database.now.prepared.clear()
-    assert committer.missing(7, [one], soon()) == {}
+    if known:
+        committer.hints()
+    told = committer.missing(7, [one], soon())
+    assert list(told) == [0]
     assert database.now.known
+    database.now.markers[name_of(one)] = (7, 0)
+    assert committer.missing(7, [one], soon()) == {}, "and an operator may accept it"
+
+
+def test_a_running_driver_notices_that_the_server_does_not_know_the_sink(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    one, later = prepare(database, 0), prepare(database, 1)
+    committer.commit(7, [one], soon())
+    database.now.markers.clear()
+    database.now.pruned = None
+    with pytest.raises(PreCommitFailed, match="committed last"):
+        committer.seal([later], soon())
 
 
 def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(

@@ -78,13 +78,13 @@ class PostgresDialect(Dialect[Line]):
         return self._end(connection, "writer", self.generation)
 
     def prove(self, connection: Line, writers: Collection[str]) -> Proof:
-        [(marked, pruned)] = connection.ask(
+        statement = (
             f"SELECT ARRAY(SELECT writer FROM {self._place.markers} WHERE sink = $1 AND writer = ANY($2)), "
-            f"(SELECT pruned FROM {self._place.sinks} WHERE sink = $1)",
-            self._prefix,
-            list(writers),
+            f"(SELECT pruned FROM {self._place.sinks} WHERE sink = $1), "
+            f"EXISTS (SELECT FROM {self._place.markers} WHERE sink = $1)"
         )
-        return Proof(frozenset(marked), pruned)
+        [(marked, pruned, has_markers)] = connection.ask(statement, self._prefix, list(writers))
+        return Proof(frozenset(marked), pruned, has_markers=has_markers)
 
     def acknowledge(self, committable: Committable, epoch: int) -> str:
         values = f"{literal(self._prefix)}, {literal(name_of(committable))}, {epoch}, {self.generation}"

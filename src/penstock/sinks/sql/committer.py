@@ -350,7 +350,8 @@ class SqlCommitter(Committer, Generic[C]):
             "%d writers of epoch %d were committed to %s, which lost them: %d are still prepared and committed again",
             len(gone), epoch, self._mapper.table, len(prepared),
         )  # fmt: skip
-        outcomes = {each.writer: _without_trace(each, proof) for each in gone}
+        # Without any marker, though the sink has committed, the database is a copy from before its first commit.
+        outcomes = {each.writer: _without_trace(each, proof) if proof.has_markers else Outcome.LOST for each in gone}
         outcomes.update(self.commit(epoch, prepared, deadline))
         self._newest = epoch, committables  # not only those committed again
         unknown = [committable for committable in prepared if outcomes[committable.writer] is Outcome.UNKNOWN]

@@ -67,6 +67,7 @@ class Proof:
     marked: Set[str]
     pruned: Any
     open: Set[str] = frozenset()
+    has_markers: bool = True  # whether the sink has any: a commit leaves one, and a prune keeps the newest
 
 
 class Dialect(ABC, Generic[C]):
