@@ -72,19 +72,17 @@ def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
     """The id that Spark gave the checkpoint, also where its own note of it is lost. None before its first start.
 
-    Two drivers that start at the same moment may both write that note. The barriers tell whose checkpoint it is: the
-    newest one in the log was decided under the id that counts."""
+    Two drivers that start at the same moment may both write that note, the second long after the first, if it stalls.
+    The barriers tell whose checkpoint it is: the newest decided one in the log was decided under the id that counts."""
     if (noted := log.query_id()) is None:
         return ledger.last_query(history_of(log))
-    epoch, pending = log.next_epoch()
-    number = epoch if pending else epoch - 1
-    barrier = log.barrier(number) if number >= 0 and log.has_barrier(number) else None
-    if barrier is None:
-        return noted
-    of_it = [
-        one for one in ledger.manifests(number) if one.history == history_of(log) and one.barrier == barrier.digest
-    ]
-    return noted if any(one.query == noted for one in of_it) or not of_it else of_it[-1].query
+    epoch, _ = log.next_epoch()
+    for number in (epoch, epoch - 1):  # the epoch under way may not be decided
+        if log.has_barrier(number) and (barrier := log.barrier(number)) is not None:
+            for manifest in reversed(ledger.manifests(number)):
+                if (manifest.history, manifest.barrier) == (history_of(log), barrier.digest):
+                    return manifest.query
+    return noted
 
 
 def restore(

@@ -27,6 +27,18 @@ def _two_notes_of_the_query() -> Histories:
             yield Setup(("kafka",), rows=5, quantum=1), faults
 
 
+def _a_note_written_over_while_epochs_wait() -> Histories:
+    """The other driver wrote its note only when the first had decided an epoch, or more. The next start found the
+    barrier of an epoch that was not decided yet, so it believed the note, and looked for rows in a log of that name."""
+    for sinks, mode in ((("staged",), "concurrent"), (("kafka",), "unaligned"), (("files",), "aligned")):
+        for still in (20, 60, 100, 140):
+            for call in range(90, 260, 10):
+                note = Fault(1, 1, "pause", "spark-metadata", still)
+                yield Setup(sinks, mode, rows=5, quantum=1), [note, Fault(2, call, "kill")]
+    for call in range(200, 260):
+        yield Setup(("kafka", "staged"), "concurrent", rows=5), [Fault(1, 81, "pause"), Fault(2, call, "kill")]
+
+
 def _a_replica_that_lacks_the_sink() -> Histories:
     """A replica took over that lacked the first epoch, and with it the sink's own row: nothing there was older than the
     writers, so they counted as unknown, not as lost, and the job went on without their rows."""
@@ -56,6 +68,7 @@ def _dies_while_it_stands_still() -> Histories:
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
+    "a note that was written over under a decided epoch is recognised": _a_note_written_over_while_epochs_wait,
     "a replica that does not know the sink has lost its rows": _a_replica_that_lacks_the_sink,
     "a connection repeats no request": _rows_that_arrive_twice,
     "a driver that dies while it stands still is replaced once": _dies_while_it_stands_still,

@@ -1078,3 +1078,29 @@ class TestDrains:
         world.files.delete("metadata")
         assert self.after_restore(world) == (6, False)
         assert world.log.query_id() == QUERY
+
+
+@pytest.mark.parametrize("epochs", [1, 6])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_note_of_another_driver_is_not_believed_beside_barriers_that_were_decided(epochs: int, begun: bool) -> None:
+    """Two drivers began the checkpoint, and the superseded one wrote its note last. Whether or not the next epoch has a
+    barrier already, which nothing decided, the ids of the decisions are those of the barriers before it."""
+    world = World(epochs)
+    if begun:
+        world.cut(epochs)
+    world.files.delete("metadata")
+    world.files.create("metadata", b'{"id":"other"}')
+    assert query_of(world.ledger, world.log) == QUERY
+    found = look(world.ledger, world.log)
+    assert (found.epoch, found.barrier, found.damaged) == (epochs, begun, True)
+    assert world.mended()
+    assert json.loads(world.files.read("metadata") or b"") == {"id": QUERY}
+    assert not look(world.ledger, world.log).damaged
+
+
+def test_the_note_of_a_checkpoint_that_was_begun_anew_is_believed() -> None:
+    world = World(2)
+    world.lose("metadata", *(f"{folder}/{n}" for folder in ("offsets", "commits") for n in range(2)))
+    world.files.create("metadata", b'{"id":"other"}')
+    world.cut(0, end=99)
+    assert query_of(world.ledger, world.log) == "other"
