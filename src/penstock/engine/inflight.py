@@ -139,8 +139,7 @@ class InFlight:
 
     def prepared(self) -> list[Committable]:
         """What waiting epochs have prepared at the sinks: it must stay open there."""
-        waiting = [entry for backlog in self._backlogs.values() for entry in backlog.entries()]
-        return [prepared for entry in waiting for prepared in entry.prepared]
+        return [each for backlog in self._backlogs.values() for entry in backlog.entries() for each in entry.prepared]
 
     def behind(self) -> list[str]:
         """The sinks for which rows are to be written from the log, or which do not answer now."""
@@ -302,11 +301,7 @@ def _newest(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     for key in own.keys() & other.keys():
         mine, its = own[key], other[key]
         if isinstance(mine, Mapping) and isinstance(its, Mapping):
-            merged[key] = {**its, **mine, **{name: _higher(mine[name], its[name]) for name in mine.keys() & its.keys()}}
-        else:
-            merged[key] = _higher(mine, its)
+            merged[key] = _newest(mine, its)
+        elif isinstance(mine, int) and isinstance(its, int):
+            merged[key] = max(mine, its)
     return merged
-
-
-def _higher(mine: Any, its: Any) -> Any:
-    return max(mine, its) if isinstance(mine, int) and isinstance(its, int) else mine
