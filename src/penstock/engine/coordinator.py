@@ -279,14 +279,8 @@ class Coordinator:
         self._stragglers.expect()
         self._failed_in_row += 1
         tolerated = self._failed_in_row <= self._limits.tolerable_failures
-        self._run.emit(
-            "checkpoint_failed",
-            attempt.epoch,
-            error=f"{type(error).__name__}: {error}",
-            in_row=self._failed_in_row,
-            tolerable=self._limits.tolerable_failures,
-            tolerated=tolerated,
-        )
+        counts = {"in_row": self._failed_in_row, "tolerable": self._limits.tolerable_failures, "tolerated": tolerated}
+        self._run.emit("checkpoint_failed", attempt.epoch, error=f"{type(error).__name__}: {error}", **counts)
         return tolerated
 
     def _weaker(self, attempt: Attempt, mode: Mode) -> bool:

@@ -92,12 +92,15 @@ class WriteTurn:
         try:
             with self._changed:
                 while self._tasks and not given_up():
-                    self._changed.wait()
+                    self._wait()
                 mine = not self._tasks
             yield mine
         finally:
             with self._changed:
                 self._wanted = False
+
+    def _wait(self) -> None:
+        self._changed.wait()
 
 
 MARK = "~drain"
@@ -399,8 +402,7 @@ class Drainer:
         self._ledger.settle()
         self._backlog.reload()
         entry = self._backlog.first()
-        epoch = entry.epoch if entry is not None else self._backlog.drained + 1
-        self._run.next_epoch = epoch
+        self._run.next_epoch = epoch = entry.epoch if entry is not None else self._backlog.drained + 1
         return look(self._ledger, self._id, epoch, waits=entry is not None)
 
     def _restore_log(self, epoch: int) -> bool:

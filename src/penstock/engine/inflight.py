@@ -301,7 +301,11 @@ def _newest(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     for key in own.keys() & other.keys():
         mine, its = own[key], other[key]
         if isinstance(mine, Mapping) and isinstance(its, Mapping):
-            merged[key] = _newest(mine, its)
-        elif isinstance(mine, int) and isinstance(its, int):
-            merged[key] = max(mine, its)
+            merged[key] = {**its, **mine, **{name: _higher(mine[name], its[name]) for name in mine.keys() & its.keys()}}
+        else:
+            merged[key] = _higher(mine, its)
     return merged
+
+
+def _higher(mine: Any, its: Any) -> Any:
+    return max(mine, its) if isinstance(mine, int) and isinstance(its, int) else mine
