@@ -301,7 +301,10 @@ class Simulation:
 
     def _carry_out(self, world: World, driver: Driver) -> Iterator[Step]:
         match driver.moment.action:
-            case p.NewestGeneration():
+            case p.NewestGeneration(of_others):
+                if of_others and self._protocol.knows_its_ghosts and world.newest in driver.own:
+                    yield self._answer(world, driver, 0, "recognises the newest generation:", world.newest)
+                    return
                 yield self._answer(world, driver, world.newest, "reads the newest generation:", world.newest)
                 if world.stale and world.newest > driver.generation:
                     after = world._replace(stale=world.stale - 1)
@@ -318,9 +321,8 @@ class Simulation:
                 known = driver._replace(generation=newest, own=self._known(driver, newest))
                 yield self._answer(after, known, newest, "starts")
                 if world.ghosts:
-                    previous = newest if self._protocol.knows_its_ghosts else max(driver.own, default=0)
                     told = (newest, "is registered, but its process gets an error, and starts again")
-                    again = self._again(driver._replace(own=driver.own | {newest}), previous)
+                    again = self._again(driver._replace(own=driver.own | {newest}), max(driver.own, default=0))
                     yield Step(told, after._replace(ghosts=world.ghosts - 1), again)
             case p.Look():
                 yield self._look(world, driver)

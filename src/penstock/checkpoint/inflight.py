@@ -283,6 +283,9 @@ class Backlog:
         for name in names:
             tree.remove(name)
 
+    def has_log(self, committable: Committable) -> bool:
+        return task_tree(self.logs).size(log_of(committable).name) is not None
+
     def remove_strays(self, generation: int, keep: Collection[Committable]) -> None:
         """Remove log files that no epoch needs, of attempts that failed in this and older runs."""
         tree = task_tree(self.logs)

@@ -211,15 +211,19 @@ def refuse_lost_rows(
         if not unchecked:
             break
     if lost:
-        epochs = " and ".join(f"{count:,} rows of epoch {number}" for number, count in sorted(rows.items()))
-        sinks = ", ".join(sorted({sink for sink, _ in lost}))
-        raise CommittedRowsLost(
-            f"Query {name!r} has committed {epochs} that are not in {sinks} any more: an older copy, or a replica that "
-            "was behind, has taken the place of what had confirmed them. Earlier epochs may be missing as well.",
-            safe="nothing was written since, and nothing was aborted; the checkpoint is as it was.",
-            to_do="bring the rows back there; or restore a savepoint made before the loss, which writes them again. To "
-            f"go on without them, say so there: {'; '.join(sorted(set(lost.values())))}",
-        )
+        raise rows_lost(name, ", ".join(sorted({sink for sink, _ in lost})), rows, lost.values())
+
+
+def rows_lost(name: str, sinks: str, rows: Mapping[int, int], remedies: Iterable[str]) -> CommittedRowsLost:
+    """Of query `name`; `rows` by epoch."""
+    epochs = " and ".join(f"{count:,} rows of epoch {number}" for number, count in sorted(rows.items()))
+    return CommittedRowsLost(
+        f"Query {name!r} has committed {epochs} that are not in {sinks} any more: an older copy, or a replica that "
+        "was behind, has taken the place of what had confirmed them. Earlier epochs may be missing as well.",
+        safe="nothing was written since, and nothing was aborted; the checkpoint is as it was.",
+        to_do="bring the rows back there; or restore a savepoint made before the loss, which writes them again. To "
+        f"go on without them, say so there: {'; '.join(sorted(set(remedies)))}",
+    )
 
 
 _AGAIN_FOR = 60.0  # seconds after a start, or after tasks raced
@@ -229,15 +233,12 @@ _OLDER_EVERY = 60.0
 
 class SweepTimes:
     def __init__(self) -> None:
-        self._swept = self._until = time.monotonic()
-        self._older = False
+        self.started(0)
 
-    def started(self, generation: int) -> None:
-        """A recovery is over. Tasks and drivers of runs before `generation` may still live."""
-        self._swept = self._until = time.monotonic()
-        self._older = generation > 1
-        if self._older:
-            self.expect()
+    def started(self, generation: int, *, strays: bool = False) -> None:
+        """A recovery is over. Tasks and drivers of runs before `generation` may still live, or `strays` of this one."""
+        self._swept, self._older = time.monotonic(), generation > 1
+        self._until = self._swept + (_AGAIN_FOR if self._older or strays else 0.0)
 
     def expect(self) -> None:
         """From now on, for a while, tasks of this run may leave something behind."""

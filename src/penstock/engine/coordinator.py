@@ -83,7 +83,7 @@ class Coordinator:
     ) -> None:
         """`previous` is the generation of the last start in this process; `run` is the token of its generations."""
         limits = self._limits = checkpoints or Checkpoints()
-        self.query, self._sources, self._log, self._events = query, tuple(sources), log, events
+        self.query, self._sources, self._log = query, tuple(sources), log
         self._previous, self._on_complete, self._inflight, self._observer = previous, on_complete, inflight, observer
         self._run = LedgerRun(
             job=job,
@@ -128,17 +128,11 @@ class Coordinator:
         started = time.monotonic()
         self._query_running = query_running
         check_sources(self._ledger, self._log, self.query, self._sources)
-        resume = self._run.drive(protocol.recover(self._run.last_own(self.generation)), self._perform)
+        resume = self._run.drive(protocol.recover(self.generation), self._perform)
         self._resume = resume
         self._stragglers.started(resume.generation)
-        self._events.emit(
-            "recovered",
-            query=self.query,
-            generation=resume.generation,
-            epoch=resume.epoch,
-            action=resume.action,
-            seconds=round(time.monotonic() - started, 4),
-        )
+        seconds = round(time.monotonic() - started, 4)
+        self._run.emit("recovered", resume.epoch, action=resume.action, seconds=seconds)
         if self._inflight is not None:
             self._inflight.start()
         return resume
@@ -285,14 +279,8 @@ class Coordinator:
         self._stragglers.expect()
         self._failed_in_row += 1
         tolerated = self._failed_in_row <= self._limits.tolerable_failures
-        self._run.emit(
-            "checkpoint_failed",
-            attempt.epoch,
-            error=f"{type(error).__name__}: {error}",
-            in_row=self._failed_in_row,
-            tolerable=self._limits.tolerable_failures,
-            tolerated=tolerated,
-        )
+        counts = {"in_row": self._failed_in_row, "tolerable": self._limits.tolerable_failures, "tolerated": tolerated}
+        self._run.emit("checkpoint_failed", attempt.epoch, error=f"{type(error).__name__}: {error}", **counts)
         return tolerated
 
     def _weaker(self, attempt: Attempt, mode: Mode) -> bool:

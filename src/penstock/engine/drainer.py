@@ -25,7 +25,7 @@ from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.checksum import HASH_COLUMN, MODULO, sum_of_hashes
-from penstock.engine.committers import SweepTimes
+from penstock.engine.committers import SweepTimes, rows_lost
 from penstock.engine.driver import LedgerRun
 from penstock.engine.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
@@ -53,10 +53,9 @@ class WriteTurn:
        one that begins meanwhile goes by the log alone.
     2. Before the drainer writes an epoch, it aborts what later epochs have prepared. Each is written again in its turn.
 
-    Take two visible epochs. If tasks wrote both, or the drainer wrote both, or tasks wrote the earlier and the drainer
-    the later, they were written one after the other, in order. If the drainer wrote the earlier and tasks the later,
-    those tasks either began after the drainer was done (1), or had ended before it began, and then their rows were
-    aborted (2). The drainer need not remember that: what it has aborted is lost at the sink, whichever process asks.
+    Two visible epochs are written in order, also where the drainer wrote the earlier one and tasks the later: those
+    tasks either began after the drainer was done (1), or had ended before it began, and then their rows were aborted
+    (2). The drainer need not remember that: what it has aborted is lost at the sink, whichever process asks.
 
     A third rule spares what the second would throw away: tasks write into the sink only while all that waits is
     prepared there. An epoch behind one that has to be written from the log goes by the log alone.
@@ -220,10 +219,12 @@ class Drainer:
 
     def _loop(self) -> None:
         wait = _FIRST_WAIT
-        while not self._stopping.is_set():
+        while True:
             try:
                 if not self._recovered:
                     self._recover()
+                if self._stopping.is_set():
+                    return
                 entry = self._backlog.first()
                 self._sweep_again()
                 if entry is not None:
@@ -241,15 +242,17 @@ class Drainer:
                     log.warning("sink %s of query %s takes nothing now: %s", self._uid, self._query, error)
                     self._run.emit("drain_waiting", None, sink=self._uid, error=str(error))
                 self.waiting_for = str(error)
-                self._stopping.wait(wait)
+                if self._stopping.wait(wait):
+                    return
                 wait = min(wait * 2, _LONGEST_WAIT)
 
     def _recover(self) -> None:
-        """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
+        """Finish what an earlier drainer decided, abort what else it left; until this has succeeded nothing is
+        delivered. Also in a run that is stopped at once: the coordinator's sweeps do not see the drainer's names."""
         resume = self._run.drive(protocol.recover(), self._perform)
-        self._replay = resume.replay
-        self._recovered = True
-        self._times.started(self._run.generation)
+        self._replay, self._recovered = resume.replay, True
+        # Requests of an attempt that failed may still arrive.
+        self._times.started(self._run.generation, strays=self._attempt > 0)
 
     def _sweep_again(self) -> None:
         """Between two epochs: abort what drainers of older runs have opened since. What is decided is visible by then,
@@ -282,6 +285,7 @@ class Drainer:
                 except LedgerCorrupt:
                     self._backlog.reload()
                     if entry.epoch > self._backlog.drained:
+                        self._refuse_lost_rows(entry)
                         raise
                     return  # a run before this one had committed it: it has marked it since, and removed the log
             failpoint("drain.committed")
@@ -302,6 +306,16 @@ class Drainer:
             self._own_committer().abort(later, deadline)
         self._own_committer().abort_dangling(entry.prepared, deadline)
         self.hints = self._own_committer().hints()
+
+    def _refuse_lost_rows(self, entry: Entry) -> None:
+        """The log of an epoch that was committed at once is removed then. `CommittedRowsLost` where it is needed since,
+        because the sink has lost the epoch before it was complete."""
+        gone = {committable.id for committable in self._left if not self._backlog.has_log(committable)}
+        prepared = {committable.writer: committable for committable in entry.prepared if committable.id in gone}
+        deadline = Deadline(self._limits.commit_timeout_seconds)
+        if missing := self._own_committer().missing(entry.epoch, list(prepared.values()), deadline):
+            rows = sum(prepared[writer].rows for writer in missing)
+            raise rows_lost(self._query, self._uid, {entry.epoch: rows}, missing.values())
 
     def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
         """Commit what the sink had prepared; returns what has to be written from the log."""
@@ -388,7 +402,7 @@ class Drainer:
         self._ledger.settle()
         self._backlog.reload()
         entry = self._backlog.first()
-        epoch = entry.epoch if entry is not None else self._backlog.drained + 1
+        self._run.next_epoch = epoch = entry.epoch if entry is not None else self._backlog.drained + 1
         return look(self._ledger, self._id, epoch, waits=entry is not None)
 
     def _restore_log(self, epoch: int) -> bool:

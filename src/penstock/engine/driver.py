@@ -76,8 +76,8 @@ class LedgerRun:
                 self.performed.add(type(action))
                 with bound(**self.log_fields, epoch=_epoch_of(action)):
                     match action:
-                        case protocol.NewestGeneration():
-                            reply = self.newest_generation()
+                        case protocol.NewestGeneration(of_others):
+                            reply = self.newest_of_others() if of_others else self.newest_generation()
                         case protocol.WriteClaim(claim):
                             reply = None
                             self.claim(claim)
@@ -113,11 +113,11 @@ class LedgerRun:
     def newest_generation(self) -> int:
         return self._registered.newest_generation()
 
-    def last_own(self, known: int) -> int:
-        """The newest generation that is known to be this process's. One that it registered without an answer counts: a
-        start that took it for another run's would end the job, though nothing else runs it."""
-        newest = self.ledger.newest_generation() if known else 0
-        return newest if newest > known and self.ledger.is_of(newest, self._token) else known
+    def newest_of_others(self) -> int:
+        """One look, because a registration that was not answered may still arrive: a start that took it for another
+        run's would end the job, though nothing else runs it."""
+        newest = self.ledger.newest_generation()
+        return 0 if self.ledger.is_of(newest, self._token) else newest
 
     def refuse_superseded(self) -> None:
         """`Superseded` if a newer run has registered. Called before a write that no coroutine asks for."""
@@ -195,8 +195,9 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> er
         case protocol.NotPrepared():
             if isinstance(stop.error, errors.PenstockError):
                 return stop.error
+            cause = "\n".join((str(stop.error).strip() or type(stop.error).__name__).splitlines()[:6])
             return errors.PreCommitFailed(
-                f"Epoch {stop.epoch} of query {query!r} failed before its decision: {_first_lines(stop.error)}",
+                f"Epoch {stop.epoch} of query {query!r} failed before its decision: {cause}",
                 safe="everything it had prepared is aborted; the epoch replays from the same positions.",
                 to_do="see the cause above; the restart strategy says whether the job tries again.",
             )
@@ -260,7 +261,3 @@ def _counts(decision: Decision, writers: Sequence[WriterId]) -> str:
     return "decided rows: " + ", ".join(
         f"{sink}/{number}={rows.get((sink, number), 0)}" for sink, number in writers[:8]
     )
-
-
-def _first_lines(error: BaseException) -> str:
-    return "\n".join((str(error).strip() or type(error).__name__).splitlines()[:6])

@@ -139,8 +139,7 @@ class InFlight:
 
     def prepared(self) -> list[Committable]:
         """What waiting epochs have prepared at the sinks: it must stay open there."""
-        waiting = [entry for backlog in self._backlogs.values() for entry in backlog.entries()]
-        return [prepared for entry in waiting for prepared in entry.prepared]
+        return [each for backlog in self._backlogs.values() for entry in backlog.entries() for each in entry.prepared]
 
     def behind(self) -> list[str]:
         """The sinks for which rows are to be written from the log, or which do not answer now."""

@@ -71,7 +71,9 @@ class WriteClaim:
 
 @dataclass(frozen=True, slots=True)
 class NewestGeneration:
-    """→ `int`, the newest registered generation."""
+    """→ `int`, the newest registered generation. `of_others`: 0 where it is this process's own, answered or not."""
+
+    of_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +233,8 @@ def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
     `previous` is the generation this very process had before a failure, if it had one: when a newer one has registered
     meanwhile, the failure was the other's taking over, and coming back would take the job away from it again."""
     if previous:
-        yield from _still_newest(previous)
-    generation: int = yield Register()
-    state: CheckpointState = yield Look()
-    epoch, decision = next_epoch(state), honoured(state)
-    yield WriteClaim(Claim(generation, epoch, decision.id if decision else None))
-    yield from _still_newest(generation)
+        yield from _still_newest(previous, of_others=True)
+    generation, state, epoch, decision = yield from _take_over()
     if state.damaged or epoch > state.epoch or (decision is not None and not state.barrier):
         restored: bool = yield RestoreLog(epoch, decision.id if decision else None)
         if not restored:
@@ -263,13 +261,13 @@ def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
 
 def commit_decided() -> Generator[Action, Any, tuple[Decision, Mapping[WriterId, Outcome]] | None]:
     """The steps of a recovery up to its commit: returns what was decided, if anything, and what became of it."""
-    decision = yield from _take_over()
+    *_, decision = yield from _take_over()
     return (decision, (yield Commit(decision))) if decision else None
 
 
 def abort_undecided(chosen: Callable[[Committable], bool]) -> Generator[Action, Any, Decision | None]:
     """The steps of a recovery without its commit. Aborts nothing and returns the decision, if it names one `chosen`."""
-    decision = yield from _take_over()
+    *_, decision = yield from _take_over()
     decided = decision.committables if decision else ()
     if any(map(chosen, decided)):
         return decision
@@ -277,13 +275,13 @@ def abort_undecided(chosen: Callable[[Committable], bool]) -> Generator[Action, 
     return None
 
 
-def _take_over() -> Generator[Action, Any, Decision | None]:
+def _take_over() -> Generator[Action, Any, tuple[int, CheckpointState, int, Decision | None]]:
     generation: int = yield Register()
     state: CheckpointState = yield Look()
-    decision = honoured(state)
-    yield WriteClaim(Claim(generation, next_epoch(state), decision.id if decision else None))
+    epoch, decision = next_epoch(state), honoured(state)
+    yield WriteClaim(Claim(generation, epoch, decision.id if decision else None))
     yield from _still_newest(generation)
-    return decision
+    return generation, state, epoch, decision
 
 
 def may_try_again(performed: Collection[type[Action]]) -> bool:
@@ -336,8 +334,8 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
     return decision
 
 
-def _still_newest(generation: int) -> Generator[Action, Any, None]:
-    newest: int = yield NewestGeneration()
+def _still_newest(generation: int, *, of_others: bool = False) -> Generator[Action, Any, None]:
+    newest: int = yield NewestGeneration(of_others)
     if newest > generation:
         raise Fenced(generation, newest)
 

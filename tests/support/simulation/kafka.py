@@ -51,6 +51,7 @@ class Cluster:
         self.away_until = 0.0
         self.stale_until, self.knew = 0.0, dict[str, Transaction]()  # what former coordinators answer, and until when
         self.former: dict[str, int] = {}
+        self.wiped: set[str] = set()  # ids that a request which came a second time initialised after their end
         self._asked = 0
         self._pid = self._serial = 0
 
@@ -285,7 +286,16 @@ class SimulatedProducer:
         self.topics: set[str] = set()
         self._queue: list[tuple[int, Any]] = []
         self._sure = True
-        code, self._pid, self._epoch = self._ask("init", lambda: cluster.init(transactional_id))
+        arrived: list[str] = []
+
+        def init() -> tuple[int, int, int]:
+            known = cluster.ids.get(transactional_id)
+            if arrived and known is not None and known.started >= 0 and known.state != "Ongoing":
+                cluster.wiped.add(transactional_id)
+            arrived.append(transactional_id)
+            return cluster.init(transactional_id)
+
+        code, self._pid, self._epoch = self._ask("init", init)
         if code:
             raise PreCommitFailed(f"The producer could not be opened: code {code}.")
 

@@ -167,7 +167,12 @@ def _finish_then_deliver(self: drainer.Drainer, entry: Any) -> None:
     _DELIVER(self, entry)
 
 
-_DELIVER = drainer.Drainer._deliver
+def _ends_before_it_begins(self: drainer.Drainer) -> None:
+    if not self._stopping.is_set():
+        _WORK(self)
+
+
+_DELIVER, _WORK = drainer.Drainer._deliver, drainer.Drainer._work
 
 
 def _writes_at_once(self: inflight.InFlight, uid: str, elapsed: float) -> Any:
@@ -185,7 +190,10 @@ _PROTOCOL = [
         "a start does not compare barriers",
         lambda: [(log_repair, "overwritten", lambda *_: {}), (positions.Positions, "_check_start", lambda *_: None)],
     ),
-    Bug("a process does not know its own registration", lambda: [(LedgerRun, "last_own", lambda self, known: known)]),
+    Bug(
+        "a process does not know its own registration",
+        lambda: [(LedgerRun, "newest_of_others", LedgerRun.newest_generation)],
+    ),
     Bug("two runs get the same generation", lambda: [(Ledger, "register", _registers_without_looking)]),
     Bug("what is found in the ledger is not settled", lambda: [(Ledger, "settle", lambda self: None)]),
     Bug("state is not synced before the decision", lambda: [(SparkLog, "sync", lambda self: None)]),
@@ -196,6 +204,7 @@ _PROTOCOL = [
         "the drainer asks no ledger whether it is superseded",
         (drainer._DrainRun, "refuse_superseded", lambda self: None),
     ),
+    _drain("a drainer that is stopped at once sweeps nothing", (drainer.Drainer, "_work", _ends_before_it_begins)),
     _drain("the log is removed before the mark", (drainer.Drainer, "_finish", _forget_then_mark)),
     _drain("an epoch is forgotten before it is delivered", (drainer.Drainer, "_deliver", _finish_then_deliver)),
     _drain("a delivered epoch is not marked", (logs.Backlog, "mark", lambda self, epoch: None)),
@@ -393,6 +402,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "Kafka: an unanswered request is forgotten": ("answers",),
     "a repair names only what it wrote": ("losses", "postgres", "aligned"),
     "the drainer asks no ledger whether it is superseded": ("standstills", "kafka", "unaligned"),
+    "a drainer that is stopped at once sweeps nothing": ("standstills", "kafka", "unaligned"),
     "tasks write while the drainer does": ("expiries", "kafka", "concurrent"),
 }
 

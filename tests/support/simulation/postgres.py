@@ -77,7 +77,7 @@ class Server:
         self.locks: dict[str, Session] = {}
         self.away_until = 0.0
         self.lost = 0  # commits that a failover has taken back
-        self.forgot = False  # whether one has taken back a sink's own row, without which nothing can be proven
+        self.begun_anew = False  # one has taken back the sink's own row, without which nothing is proven of older names
 
     def write(self, changes: list[tuple[Any, ...]]) -> None:
         """One entry of the log: all of it, or nothing."""
@@ -102,13 +102,14 @@ class Server:
         self.restart()
         behind = min(behind, len(self.log))
         gone = self.log[len(self.log) - behind :]
+        rows = self.now.sinks.keys()
         self.log, self.now = self.log[: len(self.log) - behind], Contents()
         for changes in self.log:
             for change in changes:
                 self.now.apply(change)
         ends = sum(change[0] == "marker" or (change[0] == "end" and change[2]) for part in gone for change in part)
         self.lost += ends
-        self.forgot |= any(change[0] == "sink" for part in gone for change in part)
+        self.begun_anew |= bool(rows - self.now.sinks.keys())
         return ends
 
     def roll_back(self, spared: Callable[[], bool]) -> None:

@@ -65,6 +65,30 @@ def _dies_while_it_stands_still() -> Histories:
             yield Setup(("kafka",), lease=True, rows=5), [stall, Fault(1, nth, kind, "create-lease")]
 
 
+def _opened_after_the_drainer_ended() -> Histories:
+    """What a late request, or a driver that stood still, opened under the drainer's names was left there by every later
+    start that had nothing to do: its drainer was stopped before it had looked."""
+    for nth in range(1, 9):
+        yield Setup(("s3",), mode="unaligned", rows=5), [Fault(1, nth, "late", "begin", 30)]
+        for at in ("init", "produce", "confirm"):
+            yield Setup(("kafka",), mode="unaligned", rows=5, quantum=3), [Fault(1, nth, "pause", at, 150)]
+
+
+def _registered_while_it_starts_again() -> Histories:
+    """A process asked which generations were its own, then whether another had come; one of its own came in between."""
+    for late in range(1, 13):
+        faults = [Fault(1, 1, "answer", "get"), Fault(1, 2, "answer", "create-generations")]
+        yield Setup(("s3",), rows=5), [*faults, Fault(1, 3, "late", "create-generations", late)]
+
+
+def _lost_after_the_log_was_removed() -> Histories:
+    """A replica lacked the rows of an epoch whose log was removed when they were committed. The job ended, in every
+    start, because of a log that was gone."""
+    for call in range(30, 90):
+        faults = [Fault(1, 2, "pause", "spark-commits"), Fault(2, call, "failover", size=2)]
+        yield Setup(("staged",), mode="timeout", rows=5), faults
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
@@ -72,6 +96,9 @@ STORIES = {
     "a replica that does not know the sink has lost its rows": _a_replica_that_lacks_the_sink,
     "a connection repeats no request": _rows_that_arrive_twice,
     "a driver that dies while it stands still is replaced once": _dies_while_it_stands_still,
+    "what a drainer opens late is swept by the next start": _opened_after_the_drainer_ended,
+    "a late registration of its own is no newer run": _registered_while_it_starts_again,
+    "rows that are lost after their log was removed have a name": _lost_after_the_log_was_removed,
 }
 
 

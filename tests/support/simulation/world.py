@@ -231,6 +231,12 @@ class _ObjectSink(_Sink):
         return [name for name, _, _ in self.bucket.uploads.values()]
 
 
+def _has_forgotten(sink: _Sink) -> bool:
+    if isinstance(sink, _KafkaSink):
+        return bool(sink.cluster.wiped)
+    return isinstance(sink, _PostgresSink) and sink.database.begun_anew
+
+
 class World:
     """Run it once."""
 
@@ -269,8 +275,7 @@ class World:
             try:
                 self.schedule.run()
             except Stuck as stuck:
-                happened = {fault.kind for fault in self.schedule.applied}
-                if self.setup.mode != "aligned" and (happened & _FORGOTTEN or self._doubtful(happened)):
+                if self.setup.mode != "aligned" and self._beyond_proof():
                     # The drainer asks for ever, and an operator must tell: see `penstock transactions resolve`.
                     self.reported = "OutcomeUnknown: an epoch in the in-flight log waits for an operator"
                 else:
@@ -378,20 +383,19 @@ class World:
 
     def _excuse(self, error: Exception) -> bool:
         """Whether the other system has lost or forgotten what it had confirmed, and the job says so."""
-        happened = {fault.kind for fault in self.schedule.applied}
         lost = any(isinstance(sink, _PostgresSink) and sink.database.lost for sink in self.sinks.values())
         gone = isinstance(error, errors.CommittedRowsLost | errors.PreCommitFailed) and lost
-        unknown = isinstance(error, errors.OutcomeUnknown) and (happened & _FORGOTTEN or self._doubtful(happened))
+        unknown = isinstance(error, errors.OutcomeUnknown) and self._beyond_proof()
         if gone or unknown or (lost and isinstance(error, errors.OutcomeUnknown)):
             self.reported = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         return bool(self.reported)
 
-    def _doubtful(self, happened: set[str]) -> bool:
-        """On S3 an upload that ends, or an object that is moved, within a commit is beyond proof; and so is a decided
-        epoch where PostgreSQL has come back without the sink's own row."""
-        if any(isinstance(sink, _PostgresSink) and sink.database.forgot for sink in self.sinks.values()):
-            return True
-        return "s3" in self.sinks and bool(happened & {"expire", "lapse", "oblivion", "reader", "taken"})
+    def _beyond_proof(self) -> bool:
+        """Whether the other system has forgotten how something ended: only an operator can tell then."""
+        happened = {fault.kind for fault in self.schedule.applied}
+        # On S3 an upload that ends, or an object that is moved, within a commit is beyond proof.
+        moved = "s3" in self.sinks and happened & {"expire", "lapse", "oblivion", "reader", "taken"}
+        return bool(happened & _FORGOTTEN or moved) or any(map(_has_forgotten, self.sinks.values()))
 
     # The lease
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from penstock.checkpoint.ledger import Ledger
 from penstock.errors import LedgerError, Superseded
 from penstock.storage.local import LocalStorage
+from penstock.storage.storage import AlreadyExists
 from tests.support.memory_sink import MemorySink
 from tests.support.small_spark import SmallSpark
 
@@ -25,12 +27,34 @@ class Hiccup(LocalStorage):
             raise LedgerError("The storage refused while writing: no answer in time.")
 
 
+class Delayed(LocalStorage):
+    """Creates the next generation only later, while the `before`th listing of generations since is under way."""
+
+    before = 0
+    pending: tuple[str, bytes] | None = None
+
+    def create(self, name: str, data: bytes) -> None:
+        if self.before and not self.pending and name.startswith("generations/"):
+            self.pending = (name, data)
+            raise LedgerError("The storage refused while writing: no answer in time.")
+        super().create(name, data)
+
+    def list(self, folder: str) -> list[str]:
+        if folder == "generations" and self.pending:
+            self.before -= 1
+            if not self.before:
+                pending, self.pending = self.pending, None
+                with contextlib.suppress(AlreadyExists):
+                    super().create(*pending)
+        return super().list(folder)
+
+
 class Process:
     """Starts its query again and again, as a job does in one process."""
 
     def __init__(self, folder: Path, run: str, sink: MemorySink) -> None:
         self.spark = SmallSpark(folder, sink, self._numbers, job="job")
-        self.storage = Hiccup(folder / "ledger")
+        self.storage: Hiccup | Delayed = Hiccup(folder / "ledger")
         self.run, self.generation = run, 0
 
     @staticmethod
@@ -38,7 +62,8 @@ class Process:
         return pa.RecordBatch.from_pydict({"n": pa.array(range(first, last), pa.int64())})
 
     def start(self, until: int, *, lost: bool = False) -> None:
-        self.storage.lost = lost
+        if isinstance(self.storage, Hiccup):
+            self.storage.lost = lost
         coordinator = self.spark.coordinator(ledger=Ledger(self.storage), previous=self.generation, run=self.run)
         try:
             coordinator.recover()
@@ -70,6 +95,22 @@ def test_a_process_is_not_superseded_by_a_generation_that_it_registered_without_
     process.start(20)
     assert process.generation == 2 + times
     assert sorted(sink.visible) == list(range(20))
+
+
+@pytest.mark.parametrize("before", range(1, 8))
+def test_a_registration_that_arrives_while_the_process_starts_again_is_known_for_its_own(
+    process: Process, sink: MemorySink, before: int
+) -> None:
+    """Found by the simulation: it arrived between two looks, of which the second took it for another run's."""
+    process.start(10)
+    process.storage = storage = Delayed(process.storage.root)
+    storage.before = before
+    with pytest.raises(LedgerError, match="no answer"):
+        process.start(20)
+    process.start(20)
+    process.start(30)
+    assert storage.pending is None
+    assert sorted(sink.visible) == list(range(30))
 
 
 @pytest.mark.parametrize("theirs", ["a", "z"])

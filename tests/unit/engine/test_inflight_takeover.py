@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.config import Checkpoints
-from penstock.contracts.sink import Committer, SinkScope, WriterScope
+from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine.coordinator import Coordinator
-from penstock.errors import Superseded
+from penstock.engine.drainer import Drainer
+from penstock.errors import CommittedRowsLost, Superseded, SystemUnavailable
 from penstock.failpoints import hooked
 from tests.support import memory_sink
 from tests.support.memory_sink import MemorySink
@@ -303,3 +305,122 @@ def test_a_superseded_run_sweeps_nothing(tmp_path: Path, always_due: None) -> No
     old.tend()
     assert len(sink.prepared) == 1
     old.close()
+
+
+@pytest.mark.parametrize("now", [{"unaligned": True, "aligned_timeout": 0}, {}], ids=["the log is on", "it is off"])
+def test_a_run_that_is_stopped_at_once_sweeps_what_a_drainer_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: dict[str, Any]
+) -> None:
+    """Found by the simulation: its drainer was stopped before its thread had begun, and no later start swept either."""
+    sink = MemorySink()
+    spark = SmallSpark(tmp_path, sink, numbers, job="job", unaligned=True, aligned_timeout=0)
+    spark.run(4)
+    left = sink.open_writer(WriterScope(SinkScope("job", "out~drain", 1), 0, 9, 0, 0))
+    left.pre_commit()
+    assert sink.prepared
+
+    def late(drainer: Drainer) -> None:
+        assert drainer._stopping.wait(PATIENCE)
+        drainer._loop()
+
+    monkeypatch.setattr(Drainer, "_work", late)
+    spark.checkpoints = Checkpoints(**now)
+    new = spark.coordinator()
+    new.recover()
+    new.close()
+    assert not sink.prepared
+    assert sink.visible == list(range(4))
+
+
+def test_what_a_request_of_a_failed_attempt_opens_later_is_swept_by_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the first run of a job, which has no older runs to sweep after."""
+    monkeypatch.setattr("penstock.engine.committers._AGAIN_EVERY", -1.0)
+    sink = MemorySink()
+    spark = SmallSpark(tmp_path, sink, numbers, job="job", unaligned=True, aligned_timeout=0)
+    run, failures = spark.coordinator(), ["an answer is lost"]
+    run.recover()
+    real = sink.open_writer
+
+    def open_writer(scope: WriterScope) -> Writer:
+        if failures and scope.sink.uid.endswith("~drain"):
+            raise SystemUnavailable(failures.pop())
+        return real(scope)
+
+    monkeypatch.setattr(sink, "open_writer", open_writer)
+    spark._query(run, 4)
+    run.drain(lambda: False)
+    assert run.generation == 1
+    real(WriterScope(SinkScope("job", "out~drain", 1), 0, 1, 0, 0)).pre_commit()
+    for _ in range(PATIENCE * 100):
+        if not sink.prepared:
+            break
+        run._inflight._backlogs["out"].wake()  # type: ignore[union-attr]
+        time.sleep(0.01)
+    assert not sink.prepared
+    run.close()
+    assert sink.visible == list(range(4))
+
+
+# A sink that has lost what it had committed
+
+
+class _Forgetful(memory_sink._Committer):
+    """It can tell what it has lost, and commits again what has fallen back to prepared."""
+
+    def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        lost = [one for one in committables if self._one(one.payload["name"]) is Outcome.LOST]
+        return {one.writer: f"acknowledge {one.payload['name']}" for one in lost}
+
+
+class ForgetfulSink(MemorySink):
+    def open_committer(self, scope: SinkScope) -> Committer:
+        return _Forgetful(self, scope)
+
+    def fall_back(self, *, prepared: bool) -> None:
+        if prepared:
+            self.prepared.update({name: (1, rows) for name, rows in self.committed.items()})
+        self.committed.clear()
+        self.visible.clear()
+
+
+def test_rows_that_a_sink_loses_after_their_log_is_removed_are_named_as_lost(tmp_path: Path) -> None:
+    """Found by the simulation, as `LedgerCorrupt`: its advice was to restore a log that nobody has a copy of."""
+    sink = ForgetfulSink()
+    spark = SmallSpark(tmp_path, sink, numbers, job="job", unaligned=True, aligned_timeout=60)
+    first = spark.coordinator()
+    first.recover()
+    with hooked("epoch.committed", die), pytest.raises(Death):
+        spark._query(first, 4)
+    assert sink.visible == list(range(4))
+    names = list(sink.committed)
+    sink.fall_back(prepared=False)
+    for _ in range(2):
+        run = spark.coordinator()
+        run.recover()
+        ended(run)
+        assert isinstance(run.failure, CommittedRowsLost)
+        assert "4 rows of epoch 0" in str(run.failure)
+        assert all(f"acknowledge {name}" in str(run.failure) for name in names)
+        run.close()
+    sink.committed = {name: [] for name in names}  # an operator acknowledges the loss
+    spark.run(8)
+    assert sink.visible == list(range(4, 8))
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_what_a_drainer_wrote_last_is_looked_for_before_its_leftovers_are_swept(tmp_path: Path, prepared: bool) -> None:
+    """Found by the simulation: a replica took over that had the transaction prepared, and the sweep would end it."""
+    sink = ForgetfulSink()
+    spark = SmallSpark(tmp_path, sink, numbers, job="job", unaligned=True, aligned_timeout=0)
+    spark.run(4)
+    assert sink.visible == list(range(4))
+    sink.fall_back(prepared=prepared)
+    run = spark.coordinator()
+    run.recover()
+    assert run._inflight is not None
+    drainer = run._inflight._drainers["out"]
+    run.close()
+    assert sorted(sink.visible) == (list(range(4)) if prepared else [])
+    assert prepared or isinstance(drainer.failure, CommittedRowsLost)

@@ -357,14 +357,14 @@ def test_decisions_for_epochs_that_spark_has_logged_do_not_count() -> None:
 def test_a_run_that_was_superseded_while_it_failed_does_not_come_back() -> None:
     """Its failure was the other's taking over; registering again would take the job away from it."""
     with pytest.raises(p.Fenced) as stop:
-        play(p.recover(previous=3), (NewestGeneration(), 4))
+        play(p.recover(previous=3), (NewestGeneration(of_others=True), 4))
     assert (stop.value.own, stop.value.newest) == (3, 4)
 
 
 def test_a_run_that_is_still_the_newest_comes_back() -> None:
     ended = play(
         p.recover(previous=2),
-        STILL_NEWEST,
+        (NewestGeneration(of_others=True), 2),
         (Register(), 3),
         (Look(), CheckpointState(5, False)),
         (WriteClaim(Claim(3, 5, None)), None),
