@@ -18,7 +18,7 @@ GROUPS = {
     "Run a job": ("run", "explain", "check", "config", "pack"),
     "See jobs": ("list", "show", "top", "logs", "ui"),
     "Steer a running job": ("savepoint", "checkpoint", "stop", "cancel"),
-    "Look into what jobs left": ("audit", "state", "transactions"),
+    "Look into what jobs left": ("audit", "transactions"),
     "Try it": ("demo", "dev"),
 }
 _ROOT, _, _LINES = Path(__file__).with_name("usage.txt").read_text("utf-8").partition("---\n")

@@ -40,7 +40,6 @@ from penstock.secrets import MASK
 COMMAND_SECONDS = 300.0  # for a command to end, and for one that waits behind another to begin
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
-_LOOKUP = ("query", "operator", "key", "path")
 _NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
 
 
@@ -187,13 +186,12 @@ def steering_endpoints(steering: Steering) -> list[Endpoint]:
 def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
     commands, transactions = Commands(machine), f"{RUN}/transactions"
     start = {"program": str, "run": str, "from": str, "claim": bool, "fork": str, "suffix": str}
-    lookup, settle = dict.fromkeys(_LOOKUP, str), {"ids": list[str], "as": str}
+    settle = {"ids": list[str], "as": str}
     return [
         Endpoint(
             "POST", f"{ROOT}/runs", commands.start, "Start a program that the registry knows", secret=True, status=201,
             body=start,
         ),
-        Endpoint("POST", f"{RUN}/state/lookup", commands.lookup, "Rows of state by key", secret=True, body=lookup),
         *(
             Endpoint(
                 "POST", f"{transactions}/{verb}", partial(commands.settle, verb), f"As `penstock transactions {verb}`",
@@ -213,9 +211,6 @@ class Commands:
 
     async def start(self, request: Request) -> dict[str, Any]:
         return dict(await self._in_turn(self._start, request.state.body))
-
-    async def lookup(self, request: Request) -> dict[str, Any]:
-        return {"rows": await self._in_turn(_lookup, request.state.run, request.state.body)}
 
     async def settle(self, verb: str, request: Request) -> dict[str, Any]:
         return {"result": await self._in_turn(_settle, verb, request.state.run, request.state.body)}
@@ -276,18 +271,6 @@ def _as_started(entry: Entry, dropped: Sequence[str]) -> tuple[list[str], list[s
         raise ControlError(happened, safe="nothing was started.", to_do=to_do)
     config = [f"--config={described['config']}"] if described.get("config") else []
     return [*config, *(f"-D{key}={value}" for key, value in given.items())], arguments
-
-
-def _lookup(run: Run, body: Mapping[str, Any]) -> Any:
-    fields = {name: value for name in _LOOKUP if body.get(name) != "" and (value := text(body, name))}
-    path = fields.pop("path", None) or (str(run.folder) if run.folder is not None else "")
-    if not path:
-        raise HTTPException(404, "The job's folder is not on this machine; name a path")
-    if not fields.get("operator", "0").isdecimal():
-        raise HTTPException(400, "operator is not a number")
-    if "key" not in fields and "operator" not in fields:
-        raise HTTPException(400, "key or operator is needed")
-    return run_command(["state", "--json", *(f"--{name}={value}" for name, value in fields.items()), "--", path])
 
 
 def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
