@@ -157,49 +157,36 @@ def _kind(body: Mapping[str, Any]) -> str:
 
 
 def steering_endpoints(steering: Steering) -> list[Endpoint]:
-    def post(path: str, handler: Callable[[Request], Response], summary: str, **body: type) -> Endpoint:
-        fields = {name.replace("_", "-"): kind for name, kind in body.items()} | {"triggerId": str}
-        return Endpoint("POST", path, handler, summary, secret=True, flink=True, status=202, body=fields)
+    def post(path: str, handler: Callable[[Request], Response]) -> Endpoint:
+        return Endpoint("POST", path, handler, secret=True, flink=True, status=202, body=True)
 
-    def poll(path: str, handler: Callable[[Request], Response], summary: str) -> Endpoint:
-        return Endpoint("GET", f"{path}/{{request}}", handler, summary, secret=True, flink=True)
+    def poll(path: str, handler: Callable[[Request], Response]) -> Endpoint:
+        return Endpoint("GET", f"{path}/{{request}}", handler, secret=True, flink=True)
 
     savepoints, checkpoints, disposal = f"{JOB}/savepoints", f"{JOB}/checkpoints", "/savepoint-disposal"
     return [
-        Endpoint(
-            "PATCH", JOB, steering.end, "End a job: mode=cancel or mode=stop", secret=True, flink=True, status=202,
-            query=("mode",),
-        ),
-        post(savepoints, steering.savepoint, "Take a savepoint", target_directory=str, cancel_job=bool, formatType=str),
-        poll(savepoints, steering.poll_savepoint, "What became of a savepoint or a stop"),
-        post(f"{JOB}/stop", steering.stop, "Stop with a savepoint", targetDirectory=str, drain=bool, formatType=str),
-        post(checkpoints, steering.checkpoint, "Complete a checkpoint now", checkpointType=str),
-        poll(checkpoints, partial(steering.poll, "checkpoint"), "What became of a checkpoint"),
-        post(disposal, steering.dispose, "Delete a savepoint", savepoint_path=str),
-        poll(disposal, partial(steering.poll, "disposal"), "What became of a disposal"),
-    ]  # fmt: skip
+        Endpoint("PATCH", JOB, steering.end, secret=True, flink=True, status=202),
+        post(savepoints, steering.savepoint),
+        poll(savepoints, steering.poll_savepoint),
+        post(f"{JOB}/stop", steering.stop),
+        post(checkpoints, steering.checkpoint),
+        poll(checkpoints, partial(steering.poll, "checkpoint")),
+        post(disposal, steering.dispose),
+        poll(disposal, partial(steering.poll, "disposal")),
+    ]
 
 
 # Penstock's own
 
 
 def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
-    commands, transactions = Commands(machine), f"{RUN}/transactions"
-    start = {"program": str, "run": str, "from": str, "claim": bool, "fork": str, "suffix": str}
-    settle = {"ids": list[str], "as": str}
-    return [
-        Endpoint(
-            "POST", f"{ROOT}/runs", commands.start, "Start a program that the registry knows", secret=True, status=201,
-            body=start,
-        ),
-        *(
-            Endpoint(
-                "POST", f"{transactions}/{verb}", partial(commands.settle, verb), f"As `penstock transactions {verb}`",
-                secret=True, body=settle,
-            )
-            for verb in ("commit", "abort", "resolve")
-        ),
-    ]  # fmt: skip
+    commands = Commands(machine)
+
+    def settle(verb: str) -> Endpoint:
+        return Endpoint("POST", f"{RUN}/transactions/{verb}", partial(commands.settle, verb), secret=True, body=True)
+
+    start = Endpoint("POST", f"{ROOT}/runs", commands.start, secret=True, status=201, body=True)
+    return [start, *map(settle, ("commit", "abort", "resolve"))]
 
 
 class Commands:
