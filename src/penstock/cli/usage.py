@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAMES = {"help_option_names": ["-h", "--help"]}
 GROUPS = {
     "Run a job": ("run", "explain", "check", "config", "pack"),
-    "See jobs": ("list", "show", "top", "logs", "ui"),
+    "See jobs": ("list", "show", "logs", "ui"),
     "Steer a running job": ("savepoint", "checkpoint", "stop", "cancel"),
     "Look into what jobs left": ("audit", "transactions"),
     "Try it": ("demo", "dev"),
