@@ -15,6 +15,7 @@ MINUTES ?= 10
 FAULTS ?= 200
 HISTORIES ?= 20000
 SEED ?= 0
+DEMO ?=
 SOAK ?= --rows 5000000 --kills 60
 # Where long runs keep their results, from which make proof writes its page. Not at all: make simulate PROOF=
 PROOF ?= docs/proof
@@ -59,8 +60,8 @@ $(VENV)/.jars: $(VENV)/.ready src/penstock/supply/jars.lock.json
 	@$(BIN)/python -m tests.support.class_archive
 	@touch $@
 
-demo: setup ## Kill a job again and again, and see every row come out exactly once
-	@$(BIN)/penstock demo
+demo: setup ## Kill a job again and again, and see every row come out exactly once: make demo DEMO="--rows 50000 --kills 3"
+	@$(BIN)/python -m tests.support.demo $(DEMO)
 
 # The oldest Spark that is supported, for the one test on it: 400 MB, once, in the user's cache.
 $(VENV)/.oldest: $(VENV)/.ready src/penstock/supply/versions.py

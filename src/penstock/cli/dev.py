@@ -1,4 +1,4 @@
-"""`penstock dev`: the development broker, the locked jars and Java; and `penstock demo`."""
+"""`penstock dev`: the development broker, the locked jars and Java."""
 
 from __future__ import annotations
 
@@ -76,18 +76,3 @@ def java(json: Json = False) -> None:
 
     home = find_java()
     Output.choose(json).record("Java", {"home": str(home.home), "version": home.version, "found_by": home.origin})
-
-
-def demo(
-    rows: Annotated[int, typer.Option(min=1, help="How many rows go through the job.")] = 200_000,
-    kills: Annotated[int, typer.Option(min=0, help="How often it is killed with SIGKILL on the way.")] = 5,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Makes the same rows and kills again.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder with all files for a look.")] = False,
-) -> None:
-    """Kill a job again and again, and show that every row still comes out exactly once."""
-    from penstock.cli.program import prepare_environment
-    from penstock.dev.demo.run import DemoOptions, run_demo
-
-    prepare_environment()
-    raise typer.Exit(run_demo(DemoOptions(rows=rows, kills=kills, json=json, seed=seed, keep=keep)))

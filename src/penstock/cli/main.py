@@ -29,7 +29,7 @@ command: Callable[..., None]
 for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
     app.command()(command)
 app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
-for command in (jobs.logs, show.show, dev.demo, explain.config, explain.explain, explain.check):
+for command in (jobs.logs, show.show, explain.config, explain.explain, explain.check):
     app.command()(command)
 for command in (run.pack, ui.ui, audit.audit):
     app.command()(command)

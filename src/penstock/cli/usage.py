@@ -19,7 +19,7 @@ GROUPS = {
     "See jobs": ("list", "show", "logs", "ui"),
     "Steer a running job": ("savepoint", "checkpoint", "stop", "cancel"),
     "Look into what jobs left": ("audit", "transactions"),
-    "Try it": ("demo", "dev"),
+    "Develop": ("dev",),
 }
 _ROOT, _, _LINES = Path(__file__).with_name("usage.txt").read_text("utf-8").partition("---\n")
 ROOT, EXAMPLES = f"\b\n{_ROOT}", _LINES.splitlines()  # \b: the lines of a paragraph stay as they are
