@@ -7,6 +7,7 @@ It belongs to one Java and one PySpark. Java ignores one that does not fit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from penstock.naming import user_cache
 from penstock.storage.private import only_one, own_folder
 from penstock.supply.java import find_java
 
+_SECONDS = 180.0  # it takes half a minute; a busy machine does without
 _REHEARSE = """
 import sys
 from penstock.spark.session import session
@@ -54,8 +56,10 @@ def write_archive() -> None:
         if not path.exists():
             environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
             environment["SPARK_SUBMIT_OPTS"] = f"-Xlog:disable -XX:ArchiveClassesAtExit={aside}"
-            subprocess.run([sys.executable, "-c", _REHEARSE], env=environment, check=True, stdin=subprocess.DEVNULL)
-            aside.replace(path)
+            command = [sys.executable, "-c", _REHEARSE]
+            with contextlib.suppress(subprocess.SubprocessError):  # without it, drivers start as well, but slower
+                subprocess.run(command, env=environment, check=True, stdin=subprocess.DEVNULL, timeout=_SECONDS)
+                aside.replace(path)
 
 
 if __name__ == "__main__":
