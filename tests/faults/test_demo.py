@@ -1,10 +1,11 @@
-"""The demo for real: Spark, SIGKILL, and a verdict. Short runs of what `penstock demo` shows."""
+"""The demo for real: Spark, SIGKILL, and a verdict. Short runs of what `make demo` shows."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import pytest
 
 def run_demo(*arguments: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-c", "from penstock.cli.main import main; main()", "demo", "--json", *arguments],
+        [sys.executable, "-m", "tests.support.demo", "--json", *arguments],
         capture_output=True,
         text=True,
         timeout=800,
+        cwd=Path(__file__).parents[2],
     )
     assert done.stdout.count("\n") == 1, f"only the result belongs on standard output\n{done.stdout}\n{done.stderr}"
     return done.returncode, json.loads(done.stdout)

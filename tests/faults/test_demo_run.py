@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.demo import run as demo
-from penstock.dev.demo.run import Demo, DemoOptions, JobProcess, run_demo
 from penstock.processes import all_running
+from tests.support.demo import run as demo
+from tests.support.demo.run import Demo, DemoOptions, JobProcess, run_demo
 
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
 import pyarrow as pa, pyarrow.parquet as pq
-from penstock.dev.demo.result import true_payments
+from tests.support.demo.result import true_payments
 
 home, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 flaw = os.environ.get("STAND_IN_FLAW", "")
@@ -87,6 +87,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     monkeypatch.setattr(demo, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(_fresh(tmp_path / "demo")))
     return tmp_path / "demo"
 

@@ -440,14 +440,6 @@ def test_a_transaction_can_only_end_as_the_ledger_says(visit: Visit) -> None:
     ]
 
 
-def test_a_key_is_looked_up_in_the_state(visit: Visit) -> None:
-    visitor = visit()
-    page = visitor.open(visitor.living, "state")
-    page.get_by_label("Key").fill('{"account": "acc-0042"}')
-    visitor.button("Look up").click()
-    expect(page.get_by_text("<i>1200.50</i>")).to_be_visible()
-
-
 def test_the_log_threads_and_what_it_was_started_with(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open(visitor.living, "log")

@@ -72,6 +72,15 @@ def test_a_stored_savepoint_goes_on(
         assert made == set(range(min(made), max(made) + 1, per_key))
 
 
+@pytest.mark.parametrize("stored", [name for name in STORED if name.endswith("-native")])
+def test_spark_reads_the_state_of_a_native_savepoint(stored: str, session: SparkSession, tmp_path: Path) -> None:
+    query = json.loads((DATA / stored / "_metadata").read_text())["body"]["queries"]["counts"]
+    shutil.copytree(DATA / stored / "queries" / "counts" / "spark", tmp_path / "copy")
+    state = session.read.format("statestore").load(str(tmp_path / "copy"))
+    assert {row["count"] for row in state.select("value.count").collect()} == {(query["epoch"] + 1) * PER_EPOCH // KEYS}
+    assert state.count() == KEYS
+
+
 def test_every_kind_is_stored() -> None:
     assert {name.rpartition("-")[2] for name in STORED} == {"native", "canonical"}
 

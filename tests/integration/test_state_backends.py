@@ -86,6 +86,8 @@ def test_each_backend_keeps_state(sums: Sums, session: SparkSession, backend: St
     sums.run(200, backend)
     assert kind in sums.kinds()
     assert sums.totals() == dict.fromkeys(range(GROUPS), 200 // GROUPS)
+    state = session.read.format("statestore").load(str(sums.checkpoint)).select("key.part", "value.count").collect()
+    assert {row["part"]: row["count"] for row in state} == sums.totals(), "what Spark's own reader shows"
 
 
 def test_the_other_backend_is_refused(sums: Sums, monkeypatch: pytest.MonkeyPatch) -> None:

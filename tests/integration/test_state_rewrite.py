@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as f
-from typer.testing import CliRunner
 
 from penstock.checkpoint.spark_files import conf_of
-from penstock.cli.main import app
 from penstock.config.state import CHANGELOG, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, SavepointError
 from penstock.savepoints.canonical import export, load
@@ -298,27 +296,6 @@ def test_on_storage_that_only_the_jvm_reaches(
     story.give(1)
     alone.give(1)
     assert story.run(tmp_path / "to") == alone.run(tmp_path / "alone")
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "asked", "value"),
-    [
-        ("aggregation", "hashmap", ["--key", "k3"], {"count": 3, "sum": 36}),
-        ("aggregation", "rocksdb", ["--key", '{"k": "k3"}'], {"count": 3, "sum": 36}),
-        ("join", "hashmap", ["--store", "right-keyToNumValues", "--key", "k2"], {"value": 1}),
-        ("transform", "rocksdb", ["--store", "count", "--key", "k3"], {"n": 3}),
-    ],
-)
-def test_a_key_is_looked_up(
-    spark: SparkSession, tmp_path: Path, name: str, backend: str, asked: list[str], value: dict[str, Any]
-) -> None:
-    story = Story(spark, tmp_path / "a", CASES[name])
-    use(spark, backend, 2)
-    story.give(0)
-    story.run(tmp_path / "was")
-    told = CliRunner().invoke(app, ["state", str(tmp_path / "was"), *asked, "--json"], catch_exceptions=False)
-    [found] = json.loads(told.stdout)
-    assert value.items() <= found["value"].items()
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])

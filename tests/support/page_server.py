@@ -107,7 +107,6 @@ class PageWorld:
             Route("/penstock/v1/runs", self._post(self._start), methods=["POST"]),
             *(Route(OWN + path, self._get(self._of_run(tell))) for path, tell in own.items()),
             Route(OWN + "/events", self._stream),
-            Route(OWN + "/state/lookup", self._post(_lookup), methods=["POST"]),
             Route(OWN + "/transactions/{verb}", self._post(self._settle), methods=["POST"]),
             *(Route("/jobs/{id}" + path, self._get(self._of_run(tell))) for path, tell in flink.items()),
             Route("/jobs/{id}", self._post(self._end), methods=["PATCH"]),
@@ -264,12 +263,6 @@ def _operator(run: Run) -> Json:
         "backend": "rocksdb",
         "partitions": 8,
     }
-
-
-def _lookup(request: Request, body: Json) -> Json:
-    if body["key"] == "nonsense":
-        raise HTTPException(400, "The key is not JSON")
-    return {"rows": [{"key": {"account": "acc-0042"}, "value": {"sum": "<i>1200.50</i>"}, "partition": 3}]}
 
 
 def _restarts(run: Run, request: Request) -> Json:

@@ -456,8 +456,7 @@ class Life:
                 raise ValueError(fault.kind)
 
     def _kill_jvm(self, current: JobProcess) -> None:
-        """Once the session is there: Penstock would take a JVM that dies before for one that its archive of classes
-        does not suit."""
+        """Once the session is there."""
         until(lambda: self._drivers.is_built or current.status is not None, "a session", PATIENCE)
         self._dies = True
         for pid in current.members():

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from penstock.cli.program import prepare_environment
-from penstock.dev.demo.run import Demo, DemoOptions
+from tests.support.demo.run import Demo, DemoOptions
 from tests.support.proof import recorded
 
 

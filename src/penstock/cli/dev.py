@@ -1,4 +1,4 @@
-"""`penstock dev`: the development broker, the locked jars, Java and its class archives; and `penstock demo`."""
+"""`penstock dev`: the development broker, the locked jars and Java."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import typer
 from penstock.cli.output import Json, Output
 from penstock.cli.usage import Group
 
-app = typer.Typer(
-    help="Development tools: a Kafka broker, the locked jars, Java and its class archives.", no_args_is_help=True
-)
+app = typer.Typer(help="Development tools: a Kafka broker, the locked jars, Java.", no_args_is_help=True)
 kafka = typer.Typer(help="A real Kafka broker on this machine, in the background.", no_args_is_help=True)
 app.add_typer(kafka, name="kafka", cls=Group)
 
@@ -50,82 +48,6 @@ def kafka_status(json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-Servers = Annotated[
-    str | None, typer.Option("--servers", metavar="HOST:PORT", help="Another broker than the development one.")
-]
-Partitions = Annotated[int, typer.Option(min=1, help="Of topics that are created.")]
-Rows = Annotated[int | None, typer.Option(min=1, help="End after so many. Left out: go on until Ctrl-C.")]
-
-
-@kafka.command("topics")
-def kafka_topics(
-    create: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Created, where it is missing.")] = None,
-    partitions: Partitions = 4,
-    servers: Servers = None,
-    json: Json = False,
-) -> None:
-    """List topics with their rows; create those that are named."""
-    from penstock.dev import topics
-
-    servers = topics.servers_of(servers)
-    with topics.named_errors(servers, "listing topics"):
-        topics.create_topics(servers, create or [], partitions)
-        Output.choose(json).table("Topics", topics.list_topics(servers))
-
-
-@kafka.command("produce")
-def kafka_produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created, where it is missing.")],
-    rows: Rows = None,
-    rate: Annotated[float, typer.Option(min=0, help="Rows a second; 0: as fast as it goes.")] = 10,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Send the lines of standard input.")] = False,
-    partitions: Partitions = 4,
-    servers: Servers = None,
-    json: Json = False,
-) -> None:
-    """Fill a topic with payments in JSON, or with lines of your own."""
-    import itertools
-    import sys
-
-    from penstock.dev import topics
-
-    servers, output, sent = topics.servers_of(servers), Output.choose(json), 0
-    source = ((None, line.rstrip("\n")) for line in sys.stdin) if stdin else topics.payments()
-    with topics.named_errors(servers, f"writing to {topic!r}"):
-        topics.create_topics(servers, [topic], partitions)
-        try:
-            for sent in topics.produce(servers, topic, itertools.islice(source, rows), rate):
-                output.line(f"{sent:,} rows in {topic}")
-        except KeyboardInterrupt:
-            pass
-    output.record("Rows", {"topic": topic, "sent": sent, "servers": servers})
-
-
-@kafka.command("consume")
-def kafka_consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
-    rows: Rows = None,
-    until_end: Annotated[bool, typer.Option("--until-end", help="End where the topic ends now.")] = False,
-    newest: Annotated[bool, typer.Option("--newest", help="Begin at the end of the topic.")] = False,
-    uncommitted: Annotated[bool, typer.Option("--uncommitted", help="Open and aborted transactions, too.")] = False,
-    servers: Servers = None,
-    json: Json = False,
-) -> None:
-    """Print a topic's rows as a read_committed reader gets them, from its beginning."""
-    import itertools
-
-    from penstock.dev import topics
-
-    servers, output = topics.servers_of(servers), Output.choose(json)
-    with topics.named_errors(servers, f"reading {topic!r}"):
-        found = topics.consume(servers, topic, follow=not until_end, newest=newest, committed=not uncommitted)
-        try:
-            for row in itertools.islice(found, rows):
-                output.row(row, f"{row['key'] or '-'}  {row['value'] or '-'}")
-        except KeyboardInterrupt:
-            pass
-
-
 @app.command("jars")
 def jars(
     names: Annotated[list[str] | None, typer.Argument(metavar="SET", help="Fetched; all when none is named.")] = None,
@@ -154,39 +76,3 @@ def java(json: Json = False) -> None:
 
     home = find_java()
     Output.choose(json).record("Java", {"home": str(home.home), "version": home.version, "found_by": home.origin})
-
-
-@app.command("archive")
-def archive(json: Json = False) -> None:
-    """Write archives of Java's classes, so that drivers start faster; does nothing when they are there."""
-    import subprocess
-    import sys
-
-    from penstock.supply.jars import DEFAULT_SETS
-
-    output = Output.choose(json)
-    output.line("Archiving the classes of Spark and its connectors …")
-    sets = [[], *([name] for name in DEFAULT_SETS if name.startswith("spark-"))]
-    command = [sys.executable, "-m", "penstock.spark.warm_up"]
-    running = [subprocess.Popen([*command, *names], stdout=subprocess.PIPE, text=True) for names in sets]
-    paths = [process.communicate()[0].strip() for process in running]
-    output.table(
-        "Class archives", [{"jars": " ".join(n) or "none", "file": p} for n, p in zip(sets, paths, strict=True)]
-    )
-    if any(process.returncode for process in running):
-        raise typer.Exit(1)
-
-
-def demo(
-    rows: Annotated[int, typer.Option(min=1, help="How many rows go through the job.")] = 200_000,
-    kills: Annotated[int, typer.Option(min=0, help="How often it is killed with SIGKILL on the way.")] = 5,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Makes the same rows and kills again.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the folder with all files for a look.")] = False,
-) -> None:
-    """Kill a job again and again, and show that every row still comes out exactly once."""
-    from penstock.cli.program import prepare_environment
-    from penstock.dev.demo.run import DemoOptions, run_demo
-
-    prepare_environment()
-    raise typer.Exit(run_demo(DemoOptions(rows=rows, kills=kills, json=json, seed=seed, keep=keep)))

@@ -269,7 +269,7 @@ def _savepoint(
         return entry.savepoint
 
 
-def entries_elsewhere(manager: str, client: Client | None = None) -> list[Entry]:
+def entries_elsewhere(manager: str) -> list[Entry]:
     """The jobs at that address, as far as its overview says."""
 
     def entry(facts: dict[str, Any]) -> Entry:
@@ -278,7 +278,7 @@ def entries_elsewhere(manager: str, client: Client | None = None) -> list[Entry]
         return Entry(facts["jid"], facts["name"], State(facts["state"]), start=start, end=end, address=manager)
 
     try:
-        return [entry(facts) for facts in (client or client_at(manager)).jobs()]
+        return [entry(facts) for facts in client_at(manager).jobs()]
     except (KeyError, ValueError) as error:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
 
@@ -361,10 +361,8 @@ class JobTarget:
 def find_running(job: str, manager: str | None) -> JobTarget:
     """The running job of this name or id. Raises `JobNotFound` where there is none, or more than one."""
     if manager is not None:
-        client = client_at(manager)
-        matches = [entry for entry in entries_elsewhere(manager, client) if _matches(job, entry)]
-        chosen = _choose(job, matches, f"at {manager}")
-        return JobTarget(chosen.id, chosen.name, client, local=False)
+        chosen = find_elsewhere(job, manager)
+        return JobTarget(chosen.id, chosen.name, client_at(manager), local=False)
     entries = [entry for entry in Registry().entries() if _matches(job, entry)]
     alive = [entry for entry in entries if not entry.state.ended]
     if not alive and entries:
@@ -379,6 +377,10 @@ def find_running(job: str, manager: str | None) -> JobTarget:
             to_do=f"try again once it runs, or send SIGTERM to its process {process}, which ends it cleanly.",
         )
     return JobTarget(entry.id, entry.name, client_of(entry), local=True)
+
+
+def find_elsewhere(job: str, manager: str) -> Entry:
+    return _choose(job, [entry for entry in entries_elsewhere(manager) if _matches(job, entry)], f"at {manager}")
 
 
 def client_of(entry: Entry) -> Client:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock import logs
 from penstock.cli.output import number_text, short_duration_text
-from penstock.cli.top import JobFacts, Watched
+from penstock.cli.show import JobFacts, read_facts
 from penstock.deadline import polling
 from penstock.ops.process.registry import Registry, now_ms
 
@@ -52,12 +52,12 @@ def following(start: Start) -> Iterator[None]:
         yield
         return
     write = partial(print, end="", file=sys.stderr, flush=True)
-    rows, watched = LiveRows(write, lambda: os.get_terminal_size(sys.stderr.fileno())), Watched()
+    rows = LiveRows(write, lambda: os.get_terminal_size(sys.stderr.fileno()))
 
     def look() -> bool:
         entry = Registry().get(start.id)
         if entry is not None and not entry.state.ended and entry.pid is not None:
-            rows.show(rows_of(watched.read(entry)))
+            rows.show(rows_of(read_facts(entry)))
         return True
 
     with closing(rows), polling("penstock-live", 1.0, look):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import audit, dev, explain, jobs, run, top, transactions, ui, usage
+from penstock.cli import audit, dev, explain, jobs, run, show, transactions, ui, usage
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -29,7 +29,7 @@ command: Callable[..., None]
 for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
     app.command()(command)
 app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
-for command in (jobs.logs, top.top, top.show, dev.demo, explain.config, explain.explain, explain.check, explain.state):
+for command in (jobs.logs, show.show, explain.config, explain.explain, explain.check):
     app.command()(command)
 for command in (run.pack, ui.ui, audit.audit):
     app.command()(command)

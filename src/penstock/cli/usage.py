@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 NAMES = {"help_option_names": ["-h", "--help"]}
 GROUPS = {
     "Run a job": ("run", "explain", "check", "config", "pack"),
-    "See jobs": ("list", "show", "top", "logs", "ui"),
+    "See jobs": ("list", "show", "logs", "ui"),
     "Steer a running job": ("savepoint", "checkpoint", "stop", "cancel"),
-    "Look into what jobs left": ("audit", "state", "transactions"),
-    "Try it": ("demo", "dev"),
+    "Look into what jobs left": ("audit", "transactions"),
+    "Develop": ("dev",),
 }
 _ROOT, _, _LINES = Path(__file__).with_name("usage.txt").read_text("utf-8").partition("---\n")
 ROOT, EXAMPLES = f"\b\n{_ROOT}", _LINES.splitlines()  # \b: the lines of a paragraph stay as they are

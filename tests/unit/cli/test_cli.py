@@ -48,14 +48,14 @@ def test_help_imports_nothing_heavy() -> None:
 def test_help_names_every_command(invoke: Invoke) -> None:
     status, out, _ = invoke("--help")
     assert status == 0
-    for command in ("run", "list", "savepoint", "checkpoint", "stop", "cancel", "logs", "demo", "dev"):
+    for command in ("run", "list", "savepoint", "checkpoint", "stop", "cancel", "logs", "dev"):
         assert command in out
 
 
 def test_bad_usage_is_2(invoke: Invoke, tmp_path: Path) -> None:
     assert invoke("nonsense")[0] == 2
     assert invoke("run", str(tmp_path / "missing.py"))[0] == 2
-    assert invoke("demo", "--rows", "none")[0] == 2
+    assert invoke("savepoint", "--type", "none", "x")[0] == 2
 
 
 def test_an_error_is_three_sentences_on_stderr(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,20 +223,6 @@ def test_two_waiting_jobs_are_refused(job_module: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="defines 2 jobs and runs none of them: job, other"):
         program.execute(Path(script(tmp_path, text)), [])
     assert job_module.ran == []
-
-
-def test_demo_hands_its_options_over(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.dev.demo import run as demo
-
-    given: list[demo.DemoOptions] = []
-
-    def play(options: demo.DemoOptions) -> int:
-        given.append(options)
-        return 3
-
-    monkeypatch.setattr(demo, "run_demo", play)
-    assert invoke("demo", "--rows", "10", "--kills", "0", "--seed", "4")[0] == 3
-    assert given == [demo.DemoOptions(rows=10, kills=0, json=False, seed=4, keep=False)]
 
 
 @pytest.mark.parametrize("port", ["0", "-1", "65536", "99999999", "x"])

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.dev.demo import run as demo
-from penstock.dev.demo.job import COLUMNS, output_folder
-from penstock.dev.demo.result import true_payments, true_totals
-from penstock.dev.demo.run import PHASES, DemoOptions, Moment, Progress, moments, run_demo
+from tests.support.demo import run as demo
+from tests.support.demo.__main__ import options
+from tests.support.demo.job import COLUMNS, output_folder
+from tests.support.demo.result import true_payments, true_totals
+from tests.support.demo.run import PHASES, DemoOptions, Moment, Progress, moments, run_demo
 
 ROWS, EPOCH, WRITERS = 3_000, 500, 2
 TOTALS = 1_996  # rows of the second output
@@ -79,7 +80,7 @@ def alter(folder: Path, name: str, column: str) -> None:
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
-    """`penstock demo --json` where the job is replaced by prepared outputs and then something that spoils them."""
+    """`make demo`, with --json, where the job is replaced by prepared outputs and then something that spoils them."""
 
     def run(spoil: Spoil = lambda folder: None) -> tuple[int, dict[str, Any]]:
         def pretend(self: demo.Demo) -> None:
@@ -214,3 +215,8 @@ def test_a_recovery_is_timed_from_the_restart_to_the_first_commit() -> None:
     assert progress.committed == {"payments": 9}
     assert progress.recoveries == [5.0]
     assert feed(progress, event("failed", error="no")) == ["payments failed: no"]
+
+
+def test_the_options_are_what_the_command_line_says() -> None:
+    given = options(["--rows", "10", "--kills", "0", "--seed", "4"])
+    assert given == DemoOptions(rows=10, kills=0, json=False, seed=4, keep=False)

@@ -1,13 +1,9 @@
-"""The application: every path with its rules of access and its OpenAPI document, over one run or all of a machine."""
+"""The application: every path with its rules of access, over one run or all of a machine."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib.metadata import version
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -27,8 +23,6 @@ from penstock.ops.server.runs import MachineRuns, Run, Runs
 from penstock.ops.server.web import Access, AsciiJson, Asgi, Endpoint
 
 Forward = Callable[[Request, str], Awaitable[Response | None]]  # sends it on to a run; None: this process answers
-_PARAMETER = re.compile(r"\{(\w+)\}")
-_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 
 
 class Application:
@@ -45,16 +39,14 @@ class Application:
         forward: Forward | None = None,
     ) -> None:
         self._runs, self.access, self._metrics, self._names, self._forward = runs, access, metrics, names, forward
-        code = {"code": str}
         self.endpoints = [
             *flink_endpoints(runs),
             *own_endpoints(runs),
-            Endpoint("POST", f"{ROOT}/codes", self._code, "A one-time code", secret=True),
-            Endpoint("GET", f"{ROOT}/openapi.json", self._openapi, "This document"),
-            Endpoint("POST", f"{ROOT}/sessions", self._session, "A token for a code", open=True, status=201, body=code),
+            Endpoint("POST", f"{ROOT}/codes", self._code, secret=True),
+            Endpoint("POST", f"{ROOT}/sessions", self._session, open=True, status=201, body=True),
             *steering_endpoints(steering),
             *command_endpoints(runs if isinstance(runs, MachineRuns) else None),
-            Endpoint("GET", "/metrics", self._scrape, "Metrics for Prometheus", flink=True, media="text/plain"),
+            Endpoint("GET", "/metrics", self._scrape, flink=True),
         ]
 
     def asgi(self) -> Asgi:
@@ -107,9 +99,6 @@ class Application:
     def _session(self, request: Request) -> dict[str, str]:
         return {"token": self.access.new_session(web.text(request.state.body, "code") or "")}
 
-    def _openapi(self, request: Request) -> dict[str, Any]:
-        return openapi(self.endpoints)
-
     def _scrape(self, request: Request) -> Response:
         if self._metrics is None:
             raise HTTPException(404, "There are no metrics here: ask a running job's own address")
@@ -125,61 +114,3 @@ async def _answer(endpoint: Endpoint, request: Request) -> Response:
     else:
         answer = await run_in_threadpool(endpoint.handler, request)
     return answer if isinstance(answer, Response) else AsciiJson(answer, endpoint.status)
-
-
-def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document. Schemas come from the types of fields and handlers."""
-    paths: dict[str, dict[str, Any]] = {}
-    for endpoint in endpoints:
-        for prefix in ("", "/v1") if endpoint.flink else ("",):
-            paths.setdefault(prefix + endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
-    description = "Flink's paths, and Penstock's own below /penstock/v1. See docs/reference/rest.md."
-    schemes, schemas = {"token": {"type": "http", "scheme": "bearer"}}, {"Errors": _object({"errors": list[str]})}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Penstock", "version": version("penstock"), "description": description},
-        "paths": paths,
-        "components": {"securitySchemes": schemes, "schemas": schemas},
-        "security": [{"token": []}],
-    }
-
-
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    names = [(name, "path") for name in _PARAMETER.findall(endpoint.path)]
-    names += [(name, "query") for name in endpoint.query]
-    content: dict[str, Any] = {endpoint.media: {}}
-    returned = get_type_hints(getattr(endpoint.handler, "func", endpoint.handler)).get("return")  # of a partial
-    if is_typeddict(returned):
-        content[endpoint.media]["schema"] = schema(returned)
-    errors = {"schema": {"$ref": "#/components/schemas/Errors"}}
-    operation: dict[str, Any] = {
-        "summary": endpoint.summary,
-        "parameters": [
-            {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
-            for name, place in names
-        ],
-        "responses": {
-            str(endpoint.status): {"description": "The answer.", "content": content},
-            "default": {"description": "An error.", "content": {"application/json": errors}},
-        },
-    }
-    if endpoint.body:
-        operation["requestBody"] = {"content": {"application/json": {"schema": _object(endpoint.body)}}}
-    if endpoint.open:
-        operation["security"] = []
-    return operation
-
-
-def schema(kind: Any) -> dict[str, Any]:
-    if is_typeddict(kind):
-        return _object(get_type_hints(kind))
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return {"anyOf": [schema(argument) for argument in arguments]}
-    if origin is list:
-        return {"type": "array", "items": schema(arguments[0])}
-    return {"type": _JSON_TYPES.get(kind, "object")}
-
-
-def _object(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: schema(kind) for name, kind in fields.items()}}

@@ -40,7 +40,6 @@ from penstock.secrets import MASK
 COMMAND_SECONDS = 300.0  # for a command to end, and for one that waits behind another to begin
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
-_LOOKUP = ("query", "operator", "key", "path")
 _NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
 
 
@@ -158,50 +157,36 @@ def _kind(body: Mapping[str, Any]) -> str:
 
 
 def steering_endpoints(steering: Steering) -> list[Endpoint]:
-    def post(path: str, handler: Callable[[Request], Response], summary: str, **body: type) -> Endpoint:
-        fields = {name.replace("_", "-"): kind for name, kind in body.items()} | {"triggerId": str}
-        return Endpoint("POST", path, handler, summary, secret=True, flink=True, status=202, body=fields)
+    def post(path: str, handler: Callable[[Request], Response]) -> Endpoint:
+        return Endpoint("POST", path, handler, secret=True, flink=True, status=202, body=True)
 
-    def poll(path: str, handler: Callable[[Request], Response], summary: str) -> Endpoint:
-        return Endpoint("GET", f"{path}/{{request}}", handler, summary, secret=True, flink=True)
+    def poll(path: str, handler: Callable[[Request], Response]) -> Endpoint:
+        return Endpoint("GET", f"{path}/{{request}}", handler, secret=True, flink=True)
 
     savepoints, checkpoints, disposal = f"{JOB}/savepoints", f"{JOB}/checkpoints", "/savepoint-disposal"
     return [
-        Endpoint(
-            "PATCH", JOB, steering.end, "End a job: mode=cancel or mode=stop", secret=True, flink=True, status=202,
-            query=("mode",),
-        ),
-        post(savepoints, steering.savepoint, "Take a savepoint", target_directory=str, cancel_job=bool, formatType=str),
-        poll(savepoints, steering.poll_savepoint, "What became of a savepoint or a stop"),
-        post(f"{JOB}/stop", steering.stop, "Stop with a savepoint", targetDirectory=str, drain=bool, formatType=str),
-        post(checkpoints, steering.checkpoint, "Complete a checkpoint now", checkpointType=str),
-        poll(checkpoints, partial(steering.poll, "checkpoint"), "What became of a checkpoint"),
-        post(disposal, steering.dispose, "Delete a savepoint", savepoint_path=str),
-        poll(disposal, partial(steering.poll, "disposal"), "What became of a disposal"),
-    ]  # fmt: skip
+        Endpoint("PATCH", JOB, steering.end, secret=True, flink=True, status=202),
+        post(savepoints, steering.savepoint),
+        poll(savepoints, steering.poll_savepoint),
+        post(f"{JOB}/stop", steering.stop),
+        post(checkpoints, steering.checkpoint),
+        poll(checkpoints, partial(steering.poll, "checkpoint")),
+        post(disposal, steering.dispose),
+        poll(disposal, partial(steering.poll, "disposal")),
+    ]
 
 
 # Penstock's own
 
 
 def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
-    commands, transactions = Commands(machine), f"{RUN}/transactions"
-    start = {"program": str, "run": str, "from": str, "claim": bool, "fork": str, "suffix": str}
-    lookup, settle = dict.fromkeys(_LOOKUP, str), {"ids": list[str], "as": str}
-    return [
-        Endpoint(
-            "POST", f"{ROOT}/runs", commands.start, "Start a program that the registry knows", secret=True, status=201,
-            body=start,
-        ),
-        Endpoint("POST", f"{RUN}/state/lookup", commands.lookup, "Rows of state by key", secret=True, body=lookup),
-        *(
-            Endpoint(
-                "POST", f"{transactions}/{verb}", partial(commands.settle, verb), f"As `penstock transactions {verb}`",
-                secret=True, body=settle,
-            )
-            for verb in ("commit", "abort", "resolve")
-        ),
-    ]  # fmt: skip
+    commands = Commands(machine)
+
+    def settle(verb: str) -> Endpoint:
+        return Endpoint("POST", f"{RUN}/transactions/{verb}", partial(commands.settle, verb), secret=True, body=True)
+
+    start = Endpoint("POST", f"{ROOT}/runs", commands.start, secret=True, status=201, body=True)
+    return [start, *map(settle, ("commit", "abort", "resolve"))]
 
 
 class Commands:
@@ -213,9 +198,6 @@ class Commands:
 
     async def start(self, request: Request) -> dict[str, Any]:
         return dict(await self._in_turn(self._start, request.state.body))
-
-    async def lookup(self, request: Request) -> dict[str, Any]:
-        return {"rows": await self._in_turn(_lookup, request.state.run, request.state.body)}
 
     async def settle(self, verb: str, request: Request) -> dict[str, Any]:
         return {"result": await self._in_turn(_settle, verb, request.state.run, request.state.body)}
@@ -276,18 +258,6 @@ def _as_started(entry: Entry, dropped: Sequence[str]) -> tuple[list[str], list[s
         raise ControlError(happened, safe="nothing was started.", to_do=to_do)
     config = [f"--config={described['config']}"] if described.get("config") else []
     return [*config, *(f"-D{key}={value}" for key, value in given.items())], arguments
-
-
-def _lookup(run: Run, body: Mapping[str, Any]) -> Any:
-    fields = {name: value for name in _LOOKUP if body.get(name) != "" and (value := text(body, name))}
-    path = fields.pop("path", None) or (str(run.folder) if run.folder is not None else "")
-    if not path:
-        raise HTTPException(404, "The job's folder is not on this machine; name a path")
-    if not fields.get("operator", "0").isdecimal():
-        raise HTTPException(400, "operator is not a number")
-    if "key" not in fields and "operator" not in fields:
-        raise HTTPException(400, "key or operator is needed")
-    return run_command(["state", "--json", *(f"--{name}={value}" for name, value in fields.items()), "--", path])
 
 
 def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:

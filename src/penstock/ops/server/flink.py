@@ -37,20 +37,20 @@ def flink_endpoints(runs: Runs) -> list[Endpoint]:
     """To be served before the paths that steer: a path that ends with a request id comes last."""
     jobs, details, vertex = Jobs(runs), f"{JOB}/checkpoints/details/{{number}}", f"{JOB}/vertices/{{vertex}}"
     return [
-        Endpoint("GET", "/overview", jobs.overview, "How many jobs there are, by state", flink=True),
-        Endpoint("GET", "/config", config, "How often a page should ask, and which version this is", flink=True),
-        Endpoint("GET", "/jobs", jobs.ids, "Ids and states of jobs", flink=True),
-        Endpoint("GET", "/jobs/overview", jobs.jobs, "Jobs with their times", flink=True),
-        Endpoint("GET", JOB, detail, "One job: state, times, queries, plan", flink=True),
-        Endpoint("GET", f"{JOB}/config", job_config, "Settings of a job", secret=True, flink=True),
-        Endpoint("GET", vertex, lambda _: {"subtasks": []}, "None: it tells no subtasks", flink=True),
-        Endpoint("GET", f"{vertex}/watermarks", lambda _: [], "None: see Penstock's own paths", flink=True),
-        Endpoint("GET", f"{vertex}/subtasks/metrics", vertex_metrics, "How busy it is", flink=True, query=("get",)),
-        Endpoint("GET", f"{JOB}/exceptions", exceptions, "What has failed", secret=True, flink=True),
-        Endpoint("GET", f"{JOB}/checkpoints", checkpoints, "Of all queries, or one", flink=True, query=("query",)),
-        Endpoint("GET", f"{JOB}/checkpoints/config", checkpoint_config, "Settings of checkpoints", flink=True),
-        Endpoint("GET", details, checkpoint_details, "One checkpoint, by query", flink=True),
-        Endpoint("GET", f"{details}/subtasks/{{vertex}}", subtasks, "By source partition", flink=True),
+        Endpoint("GET", "/overview", jobs.overview, flink=True),
+        Endpoint("GET", "/config", config, flink=True),
+        Endpoint("GET", "/jobs", jobs.ids, flink=True),
+        Endpoint("GET", "/jobs/overview", jobs.jobs, flink=True),
+        Endpoint("GET", JOB, detail, flink=True),
+        Endpoint("GET", f"{JOB}/config", job_config, secret=True, flink=True),
+        Endpoint("GET", vertex, lambda _: {"subtasks": []}, flink=True),
+        Endpoint("GET", f"{vertex}/watermarks", lambda _: [], flink=True),
+        Endpoint("GET", f"{vertex}/subtasks/metrics", vertex_metrics, flink=True),
+        Endpoint("GET", f"{JOB}/exceptions", exceptions, secret=True, flink=True),
+        Endpoint("GET", f"{JOB}/checkpoints", checkpoints, flink=True),
+        Endpoint("GET", f"{JOB}/checkpoints/config", checkpoint_config, flink=True),
+        Endpoint("GET", details, checkpoint_details, flink=True),
+        Endpoint("GET", f"{details}/subtasks/{{vertex}}", subtasks, flink=True),
     ]
 
 

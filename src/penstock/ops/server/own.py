@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -39,64 +39,6 @@ _T = TypeVar("_T")
 _Facts = Mapping[str, Any]
 
 
-class ErrorFacts(TypedDict):
-    error: str
-    happened: str
-    safe: str
-    to_do: str
-
-
-class RunFacts(TypedDict):
-    id: str
-    name: str
-    state: str
-    start: int
-    end: int | None
-    duration: int
-    restarts: int
-    savepoint: str | None
-    error: ErrorFacts | None
-    address: str | None
-    live: bool
-    program: str | None
-    storage: str | None
-
-
-class QueryFacts(TypedDict):
-    uid: str
-    generation: int
-    epoch: int | None
-    phase: str
-    phase_since: int | None
-    watermark: int | None
-    rows_per_second: float
-    rows_total: int
-    complete: int
-    failed: int
-    p50_ms: float | None
-    p99_ms: float | None
-    lag: int | None
-    inflight_bytes: int | None
-    committed: int | None
-    error: str | None
-    guarantee: str | None
-    sources: list[dict[str, Any]]
-    sinks: list[dict[str, Any]]
-    operators: list[dict[str, Any]]
-
-
-class RunList(TypedDict):
-    runs: list[RunFacts]
-
-
-class Overview(TypedDict):
-    run: RunFacts
-    queries: list[QueryFacts]
-    weakest: dict[str, Any] | None
-    spark_ui: str | None
-    damage: list[str]
-
-
 class Remembered:
     """What a function returned lately. One thread calls it at a time; the others get the result before."""
 
@@ -120,22 +62,22 @@ class Remembered:
 def own_endpoints(runs: Runs) -> list[Endpoint]:
     paths = OwnPaths(runs)
     return [
-        Endpoint("GET", f"{ROOT}/health", health, "Whether this server answers", open=True),
-        Endpoint("GET", f"{ROOT}/runs", paths.runs, "The runs that are known"),
-        Endpoint("GET", RUN, paths.run, "One run as it is now"),
-        Endpoint("GET", f"{RUN}/epochs", epochs, "Epochs, newest first", query=("query", "before", "limit")),
-        Endpoint("GET", f"{RUN}/series", series, "Over time", query=("query", "points")),
-        Endpoint("GET", f"{RUN}/alignment", alignment, "Of one epoch", query=("query", "epoch")),
-        Endpoint("GET", f"{RUN}/state", state, "Stateful operators"),
-        Endpoint("GET", f"{RUN}/inflight", inflight, "What waits for sinks"),
-        Endpoint("GET", f"{RUN}/restarts", restarts, "Restarts and recoveries", secret=True),
-        Endpoint("GET", f"{RUN}/exceptions", exceptions, "What has failed", secret=True),
-        Endpoint("GET", f"{RUN}/settings", settings, "Settings and their origin, arguments", secret=True),
-        Endpoint("GET", f"{RUN}/log", log_tail, "The end of a detached run's log", secret=True),
-        Endpoint("GET", f"{RUN}/threads", threads, "What the driver's threads do now", secret=True),
-        Endpoint("GET", f"{RUN}/savepoints", savepoints, "Savepoints of the run", secret=True),
-        Endpoint("GET", f"{RUN}/transactions", paths.transactions, "Open transactions", secret=True),
-        Endpoint("GET", f"{RUN}/events", events, "Events as they come", True, query=("after",), media=_EVENT_STREAM),
+        Endpoint("GET", f"{ROOT}/health", health, open=True),
+        Endpoint("GET", f"{ROOT}/runs", paths.runs),
+        Endpoint("GET", RUN, paths.run),
+        Endpoint("GET", f"{RUN}/epochs", epochs),
+        Endpoint("GET", f"{RUN}/series", series),
+        Endpoint("GET", f"{RUN}/alignment", alignment),
+        Endpoint("GET", f"{RUN}/state", state),
+        Endpoint("GET", f"{RUN}/inflight", inflight),
+        Endpoint("GET", f"{RUN}/restarts", restarts, secret=True),
+        Endpoint("GET", f"{RUN}/exceptions", exceptions, secret=True),
+        Endpoint("GET", f"{RUN}/settings", settings, secret=True),
+        Endpoint("GET", f"{RUN}/log", log_tail, secret=True),
+        Endpoint("GET", f"{RUN}/threads", threads, secret=True),
+        Endpoint("GET", f"{RUN}/savepoints", savepoints, secret=True),
+        Endpoint("GET", f"{RUN}/transactions", paths.transactions, secret=True),
+        Endpoint("GET", f"{RUN}/events", events, secret=True),
     ]
 
 
@@ -146,10 +88,10 @@ class OwnPaths:
         self._runs = runs
         self._positions, self._transactions = Remembered(), Remembered(5.0)
 
-    def runs(self, request: Request) -> RunList:
+    def runs(self, request: Request) -> dict[str, Any]:
         return {"runs": [run_facts(run.entry, run.live, shown=request.state.trusted) for run in self._runs.all()]}
 
-    def run(self, request: Request) -> Overview:
+    def run(self, request: Request) -> dict[str, Any]:
         run: Run = request.state.run
         shown, described = request.state.trusted, run.describe()
         plan: Mapping[str, Any] = described.get("plan") or {}
@@ -159,7 +101,7 @@ class OwnPaths:
         planned = {query["uid"]: query for query in plan.get("queries") or []}
         queries, status = run.view.queries(), run.status.get("queries") or {}
 
-        def facts(uid: str) -> QueryFacts:
+        def facts(uid: str) -> dict[str, Any]:
             view = _with_reading(run, queries.get(uid) or QueryView(uid))
             about = (each.get(uid) or {} for each in (planned, positions, status))
             return _query_facts(run, view, *about, shown=shown)
@@ -295,8 +237,8 @@ async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
         run.view.streams -= 1
 
 
-def run_facts(entry: Entry, live: bool, *, shown: bool) -> RunFacts:
-    facts = {name: getattr(entry, name) for name in ("id", "name", "start", "end", "restarts", "savepoint")} | {
+def run_facts(entry: Entry, live: bool, *, shown: bool) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in ("id", "name", "start", "end", "restarts", "savepoint")} | {
         "state": str(entry.state),
         "duration": (entry.end or now_ms()) - entry.start,
         "error": _error_facts(entry.error) if entry.error and shown else None,
@@ -305,22 +247,21 @@ def run_facts(entry: Entry, live: bool, *, shown: bool) -> RunFacts:
         "program": entry.script or None,
         "storage": entry.storage or None,
     }
-    return cast(RunFacts, facts)
 
 
-def _error_facts(error: Mapping[str, str]) -> ErrorFacts:
-    return cast(ErrorFacts, {name: str(error.get(name) or "") for name in ("error", "happened", "safe", "to_do")})
+def _error_facts(error: Mapping[str, str]) -> dict[str, str]:
+    return {name: str(error.get(name) or "") for name in ("error", "happened", "safe", "to_do")}
 
 
 def _query_facts(
     run: Run, query: QueryView, planned: _Facts, positions: _Facts, status: _Facts, *, shown: bool
-) -> QueryFacts:
+) -> dict[str, Any]:
     """`status` is what the job itself reports, which counts until the first event of an epoch."""
     by_source: Mapping[str, Any] = positions.get("sources") or {}
     lags = [part["lag"] for parts in by_source.values() for part in parts if part.get("lag") is not None]
     sources = planned.get("sources") or []
     as_is = ("uid", "phase_since", "rows_total", "complete", "failed", "inflight_bytes")
-    facts = {name: getattr(query, name) for name in as_is} | {
+    return {name: getattr(query, name) for name in as_is} | {
         "generation": query.generation or status.get("generation") or 0,
         "epoch": query.epoch if query.epoch is not None else status.get("epoch"),
         "phase": query.phase if run.live else "idle",
@@ -336,7 +277,6 @@ def _query_facts(
         "sinks": list(planned.get("sinks") or []),
         "operators": list(planned.get("operators") or []),
     }
-    return cast(QueryFacts, facts)
 
 
 def _with_reading(run: Run, query: QueryView) -> QueryView:

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -70,20 +70,17 @@ _ENDED = ControlError(
 @dataclass(frozen=True)
 class Endpoint:
     """One method of one path. The handler returns a response or the body of one; one that is not a coroutine runs in a
-    thread. `secret`: open reads do not include it. `flink`: also below `/v1`. `open`: needs no token. `query` names
-    what may follow the `?`; `body` has the fields of a request's body, which is in `request.state.body`."""
+    thread. `secret`: open reads do not include it. `flink`: also below `/v1`. `open`: needs no token. `body`: requests
+    have one, a JSON object, which is in `request.state.body`."""
 
     method: str
     path: str
     handler: Callable[[Request], Any]
-    summary: str
     secret: bool = False
     flink: bool = False
     open: bool = False
     status: int = 200
-    query: tuple[str, ...] = ()
-    body: Mapping[str, Any] = field(default_factory=dict)
-    media: str = "application/json"
+    body: bool = False
 
 
 # Access

@@ -343,26 +343,13 @@ def test_a_run_is_started_again_as_it_was_started(ran: list[Any], registry: Regi
         assert len(ran) == count
 
 
-def test_state_is_looked_up_by_the_command(ran: list[Any], registry: Registry, tmp_path: Path) -> None:
-    past = registered(registry, "", storage=str(tmp_path / "ck"))
-    with ui() as page:
-        path = f"/penstock/v1/runs/{past}/state/lookup"
-        assert page.ask("POST", path, {"query": "out", "operator": "0", "key": '"a"', "path": ""})[0] == 200
-        where = str(tmp_path / "ck" / "payments")
-        assert ran[-1][0] == ["state", "--json", "--query=out", "--operator=0", '--key="a"', "--", where]
-        assert page.ask("POST", path, {"key": "1", "path": "--help"})[0] == 200
-        assert ran[-1][0] == ["state", "--json", "--key=1", "--", "--help"]
-        assert page.ask("POST", path, {"operator": "x"})[0] == 400
-        assert page.ask("POST", path, {"key": 7})[0] == 400
-
-
 def test_a_command_s_error_is_told_as_it_is(registry: Registry, tmp_path: Path) -> None:
-    past = registered(registry, "", storage=str(tmp_path / "ck"))
+    (tmp_path / "job.py").write_text("")
+    past = registered(registry, str(tmp_path / "job.py"))
     with ui() as page:
-        wanted = {"key": "1", "path": f"{tmp_path}/nothing"}
-        status, body = page.ask("POST", f"/penstock/v1/runs/{past}/state/lookup", wanted)
+        status, body = page.ask("POST", f"/penstock/v1/runs/{past}/transactions/commit", {"ids": ["a"]})
         assert (status, list(body)) == (500, ["errors"])
-        assert "nothing" in body["errors"][0]
+        assert "has 0 jobs at module level" in body["errors"][0]
 
 
 class Held:
@@ -399,9 +386,10 @@ def test_commands_that_wait_hold_no_thread_and_are_few(
         return []
 
     monkeypatch.setattr(commands, "run_command", slow)
-    path = f"/penstock/v1/runs/{registered(registry, '', storage=str(tmp_path))}/state/lookup"
+    (tmp_path / "job.py").write_text("")
+    path = f"/penstock/v1/runs/{registered(registry, str(tmp_path / 'job.py'))}/transactions/commit"
     with ui() as page, ThreadPoolExecutor(20) as many:
-        asking = [many.submit(page.ask, "POST", path, {"key": "1"}) for _ in range(commands.MOST_WAITING + 4)]
+        asking = [many.submit(page.ask, "POST", path, {"ids": ["a"]}) for _ in range(commands.MOST_WAITING + 4)]
         assert begun.acquire(timeout=60)
         until(lambda: sum(one.done() for one in asking) == 3, "those that are too many to be refused")
         assert page.ask("GET", "/jobs/overview")[0] == 200
@@ -424,7 +412,7 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = [sys.executable, "-c", "import time; time.sleep(600)"]
     monkeypatch.setattr(commands, "penstock_command", lambda *_: hanging)
     with pytest.raises(ControlError, match="did not end within"):
-        commands.run_command(["state"], seconds=0.2)
+        commands.run_command(["list"], seconds=0.2)
 
 
 # The command

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dev.demo.job import ACCOUNTS, output_folder
 from penstock.testing.oracle import compare
+from tests.support.demo.job import ACCOUNTS, output_folder
 
 if TYPE_CHECKING:
     from penstock.testing.oracle import Verdict

@@ -1,6 +1,6 @@
 """The job that the demo kills: an ordinary Penstock job with a pass-through and a stateful output.
 
-`python -m penstock.dev.demo.job FOLDER ROWS RATE` runs it.
+`python tests/support/demo/job.py FOLDER ROWS RATE` runs it.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.dev.demo.result import DemoResult, judge
 from penstock.errors import DevelopmentError, PenstockError
 from penstock.processes import end_session
+from tests.support.demo.result import DemoResult, judge
 
 SECONDS_PER_RUN = 2.5  # of work for each run of the job: enough epochs to be killed in
 #: Rows a second that two cores handle besides everything else; a longer demo simply takes longer.
@@ -38,14 +38,14 @@ SHOW_SECONDS = 2.0  # between two lines of progress
 POLL_SECONDS = 0.002  # between two reads of the events: short against the milliseconds that a phase of an epoch lasts
 LOG_LINES = 25  # how many of the log's last lines an error shows
 
-COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")  # followed by folder, rows and rate
+COMMAND = (sys.executable, str(Path(__file__).with_name("job.py")))  # followed by folder, rows and rate
 
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """The options of `penstock demo`. The same seed kills at the same places of the same plan."""
+    """What `make demo` takes. The same seed kills at the same places of the same plan."""
 
     rows: int = 200_000
     kills: int = 5

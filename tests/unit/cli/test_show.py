@@ -1,4 +1,4 @@
-"""`penstock top`: what it gathers, what it shows, and what becomes of a job that dies meanwhile."""
+"""`penstock show`: what it gathers from a job, and what it shows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from urllib.parse import urlsplit
 import pytest
 from rich.console import Console
 
-from penstock.cli.top import JobFacts, Watched, draw, watch
+from penstock.cli.output import Output
+from penstock.cli.show import JobFacts, read_facts, render
 from penstock.errors import PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.processes import mark
 from tests.support.command import run_command
-from tests.support.fake_job import Steered, served
+from tests.support.fake_job import served
 
 Invoke = Callable[..., tuple[int, str, str]]
 ID = "ab" * 16
@@ -109,7 +110,7 @@ def answering() -> Iterator[tuple[Answers, Entry]]:
 
 def test_everything_that_a_server_tells() -> None:
     with answering() as (answers, entry):
-        job = Watched().read(entry)
+        job = read_facts(entry)
         assert job.queries is not None
         [query] = job.queries
         assert query.pop("phase_ms") > 0
@@ -139,45 +140,29 @@ def test_answers_of_another_shape_break_nothing(body: Any) -> None:
     with answering() as (answers, entry):
         for path in answers.bodies:
             answers.bodies[path] = body
-        shown(Watched().read(entry))
+        shown(read_facts(entry))
 
 
 def test_a_server_that_does_not_answer_is_a_note() -> None:
-    job = Watched().read(Entry(ID, "payments", State.RUNNING, address="127.0.0.1:1", token="t"))
+    job = read_facts(Entry(ID, "payments", State.RUNNING, address="127.0.0.1:1", token="t"))
     assert job.queries is None
     assert "does not answer" in str(job.note)
-    starting = Watched().read(Entry(ID, "payments", State.CREATED))
+    starting = read_facts(Entry(ID, "payments", State.CREATED))
     assert starting.note == "It is CREATED and cannot be asked yet."
 
 
-# Printed once
-
-
-def test_without_a_terminal_it_prints_once(invoke: Invoke) -> None:
-    with served(Steered("payments")), served(Steered("orders")):
-        status, out, err = invoke("top")
-        assert (status, err) == (0, "")
-        assert "Queries of payments" in out
-        assert "Queries of orders" in out
-        assert "RUNNING" in out
-        assert "12" in out  # the epoch
-        status, out, _ = invoke("top", "orders", "--once")
-        assert "orders" in out
-        assert "payments" not in out
+# Printed
 
 
 def test_as_json_it_is_one_document(invoke: Invoke) -> None:
     with served() as job:
-        status, out, err = invoke("top", "payments", "--json")
+        status, out, err = invoke("show", "payments", "--json")
         assert (status, err) == (0, "")
-        body = json.loads(out)
-        [told] = body["jobs"]
+        told = json.loads(out)
         assert (told["id"], told["state"], told["restarts"]) == (job.id, "RUNNING", 0)
         assert told["queries"][0]["uid"] == "out"
         assert told["queries"][0]["epoch"] == 12
         assert "token" not in told
-    assert json.loads(invoke("top", "--json")[1])["jobs"] == []
-    assert invoke("top")[1] == "No job runs.\n"
 
 
 def test_a_job_elsewhere(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -185,45 +170,37 @@ def test_a_job_elsewhere(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_pa
         address, token = str(job.serving.address), str(job.entry.token)
         monkeypatch.setenv("PENSTOCK_TOKEN", token)
         monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "other"))
-        [told] = json.loads(invoke("top", "-m", address, "payments", "--json")[1])["jobs"]
+        told = json.loads(invoke("show", "-m", address, "payments", "--json")[1])
         assert (told["name"], told["queries"][0]["epoch"]) == ("payments", 12)
+        assert invoke("show", "-m", address, "orders")[0] == 1
         monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    assert invoke("show", "-m", "127.0.0.1:1", "payments")[0] == 1
 
 
 def test_a_job_that_is_not_there_is_1(invoke: Invoke) -> None:
-    status, out, err = invoke("top", "nobody", "--json")
+    status, out, err = invoke("show", "nobody", "--json")
     assert (status, out) == (1, "")
     assert json.loads(err)["error"] == "JobNotFound"
-    assert invoke("top", "--interval", "0")[0] == 2
 
 
 def test_a_job_that_has_failed_is_shown_with_its_three_sentences(invoke: Invoke) -> None:
     with served() as job:
         job.failure = PreCommitFailed("It broke.", safe="All rows.", to_do="Start it again.")
-    status, out, _ = invoke("top", "payments")
+    status, out, _ = invoke("show", "payments")
     assert status == 0
     for part in ("FAILED", "What happened: It broke.", "What is safe: All rows.", "What to do: Start it again."):
         assert part in out
-    assert invoke("top")[1] == "No job runs.\n"  # only who asks by name is shown what has ended
 
 
-# The screen
-
-
-def screen() -> tuple[Console, io.StringIO]:
+def shown(job: JobFacts) -> str:
     file = io.StringIO()
-    return Console(file=file, force_terminal=True, width=160, height=50, color_system=None), file
-
-
-def shown(*jobs: JobFacts) -> str:
-    console, file = screen()
-    console.print(draw(list(jobs), 160))
+    render(Output(Console(file=file, force_terminal=True, width=160, height=50, color_system=None)), job)
     return file.getvalue()
 
 
-def test_it_is_drawn_with_all_there_is_to_know() -> None:
+def test_it_is_shown_with_all_there_is_to_know() -> None:
     with answering() as (_, entry):
-        text = shown(Watched().read(entry))
+        text = shown(read_facts(entry))
     for part in (
         "payments",
         "RUNNING",
@@ -255,60 +232,12 @@ def test_what_strangers_write_cannot_leave_its_place() -> None:
     assert "\x07" not in text
 
 
-def test_no_job_is_a_sentence() -> None:
-    assert "No job runs." in shown()
-
-
-def test_a_job_is_watched_until_ctrl_c_and_seen_dying(monkeypatch: pytest.MonkeyPatch) -> None:
-    steered = Steered()
-    console, file = screen()
-    with served(steered) as job:
-
-        def sleep(seconds: float) -> None:
-            if "Start it again." in file.getvalue():
-                raise KeyboardInterrupt
-            if "Queries of payments" in file.getvalue():
-                job.failure = PreCommitFailed("It broke.", safe="All rows.", to_do="Start it again.")
-                steered.ending.set()
-
-        monkeypatch.setattr("penstock.cli.top.time.sleep", sleep)
-        with pytest.raises(KeyboardInterrupt):
-            watch(Watched(), None, 0.05, console)
-    for part in ("RUNNING", "Queries of payments", "FAILED", "What happened", "It broke.", "All rows."):
-        assert part in file.getvalue()
-
-
-def test_a_server_elsewhere_that_is_gone_is_said_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("penstock.cli.top.time.sleep", sleep)
-    console, file = screen()
-    with pytest.raises(KeyboardInterrupt):
-        watch(Watched("127.0.0.1:1"), None, 0.05, console)
-    assert "does not answer" in file.getvalue()
-
-
-def test_a_run_that_was_seen_alive_stays_and_others_that_ended_do_not(tmp_path: Path) -> None:
-    registry = Registry(tmp_path)
-    here = {"pid": os.getpid(), "pid_mark": mark(os.getpid())}
-    registry.put(Entry("1" * 32, "old", State.FINISHED))
-    registry.put(Entry("2" * 32, "now", State.RUNNING, **here))  # type: ignore[arg-type]
-    watched = Watched(registry=registry)
-    assert [job.entry.name for job in watched.look()] == ["now"]
-    registry.put(Entry("2" * 32, "now", State.FAILED, error={"error": "X", "happened": "It broke."}))
-    (tmp_path / "jobs" / f"{'3' * 32}.json").write_text("{half")
-    [job] = watched.look()
-    assert job.queries is None
-    assert "What happened: It broke." in shown(job)
-
-
 def test_a_job_that_shows_a_certificate_of_its_own(invoke: Invoke, tmp_path: Path) -> None:
     from tests.support.servers.security import make_security
 
     with served(certificate=str(make_security(tmp_path / "tls", {}).keystore)):
-        _, out, _ = invoke("top", "--json")
-    [told] = json.loads(out)["jobs"]
+        _, out, _ = invoke("show", "payments", "--json")
+    told = json.loads(out)
     assert (told["note"], [query["uid"] for query in told["queries"]]) == (None, ["out"])
 
 
