@@ -1,9 +1,9 @@
 """Large payments from one Kafka topic to another, exactly once.
 
     penstock dev kafka up
-    python examples/topics.py produce payments --rows 5000
+    penstock dev kafka produce payments --rows 5000 --rate 0
     penstock run -d examples/kafka_to_kafka.py
-    python examples/topics.py consume alerts --rows 49
+    penstock dev kafka consume alerts --rows 49
 
 Kill it whenever you like and start it again: readers with isolation.level=read_committed see every alert exactly once.
 """

@@ -187,17 +187,47 @@ def test_a_taken_port_is_an_error_when_asked_for(tmp_path: Path, broker: Broker)
     assert f"Port {broker.port} is taken" in answer["happened"]
 
 
-def test_the_example_fills_a_topic_and_reads_it_back(broker: Broker) -> None:
-    name = f"t-{uuid.uuid4().hex[:8]}"
+def penstock(*arguments: str, given: str = "", status: int = 0) -> str:
+    line = "from penstock.cli.main import main; main()"
+    command = [sys.executable, "-c", line, "dev", "kafka", *arguments]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
 
-    def topics(*arguments: str) -> str:
-        command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "topics.py"), *arguments]
-        environment = {**os.environ, "KAFKA": broker.servers}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=True).stdout
 
-    topics("produce", name, "--rows", "200")
-    rows = [line.partition(" ") for line in topics("consume", name, "--rows", "200").splitlines()]
-    payments = sorted((json.loads(value) for _, _, value in rows), key=lambda payment: payment["id"])
+def test_topics_are_filled_and_read_back(broker: Broker) -> None:
+    name, at = f"t-{uuid.uuid4().hex[:8]}", ("--servers", broker.servers)
+    penstock("produce", name, "--rows", "200", "--rate", "0", "--partitions", "2", *at)
+    listed = {row["topic"]: row for row in json.loads(penstock("topics", *at, "--json"))}
+    assert listed[name] == {"topic": name, "partitions": 2, "rows": 200}
+    rows = [json.loads(line) for line in penstock("consume", name, "--until-end", *at, "--json").splitlines()]
+    payments = sorted((json.loads(row["value"]) for row in rows), key=lambda payment: payment["id"])
     assert [payment["id"] for payment in payments] == list(range(200))
     assert sum(payment["amount"] > 1000 for payment in payments) == 1
-    assert all(key == json.loads(value)["account"] for key, _, value in rows)
+    assert all(row["key"] == json.loads(row["value"])["account"] for row in rows)
+
+    lines = f"{name}-lines"
+    penstock("topics", lines, "--partitions", "1", *at)
+    penstock("produce", lines, "--stdin", "--rate", "0", *at, given="one\ntwo\x1b[2J\n")
+    assert penstock("consume", lines, "--rows", "2", *at) == "-  one\n-  two\ufffd[2J\n", "no control sequences"
+
+
+def test_only_committed_rows_are_read_unless_asked_for(broker: Broker, topic: Callable[..., str]) -> None:
+    name, at = topic(), ("--servers", broker.servers)
+    producer = Producer({"bootstrap.servers": broker.servers, "transactional.id": name})
+    producer.init_transactions(30)
+    for value, end in ((b"kept", producer.commit_transaction), (b"dropped", producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(name, value)
+        producer.flush(30)
+        end(30)
+    assert penstock("consume", name, "--until-end", *at) == "-  kept\n"
+    assert penstock("consume", name, "--until-end", "--uncommitted", *at) == "-  kept\n-  dropped\n"
+
+
+def test_a_broker_or_topic_that_is_not_there_is_named(broker: Broker, tmp_path: Path) -> None:
+    error = penstock("consume", "never-made", "--until-end", "--servers", broker.servers, status=1)
+    assert "There is no topic" in error
+    status, answer = Command(tmp_path / "cache")("topics")
+    assert status == 1
+    assert "no development broker runs" in answer["happened"]

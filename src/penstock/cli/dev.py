@@ -48,6 +48,82 @@ def kafka_status(json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+Servers = Annotated[
+    str | None, typer.Option("--servers", metavar="HOST:PORT", help="Another broker than the development one.")
+]
+Partitions = Annotated[int, typer.Option(min=1, help="Of topics that are created.")]
+Rows = Annotated[int | None, typer.Option(min=1, help="End after so many. Left out: go on until Ctrl-C.")]
+
+
+@kafka.command("topics")
+def kafka_topics(
+    create: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Created, where it is missing.")] = None,
+    partitions: Partitions = 4,
+    servers: Servers = None,
+    json: Json = False,
+) -> None:
+    """List topics with their rows; create those that are named."""
+    from penstock.dev import topics
+
+    servers = topics.servers_of(servers)
+    with topics.named_errors(servers, "listing topics"):
+        topics.create_topics(servers, create or [], partitions)
+        Output.choose(json).table("Topics", topics.list_topics(servers))
+
+
+@kafka.command("produce")
+def kafka_produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created, where it is missing.")],
+    rows: Rows = None,
+    rate: Annotated[float, typer.Option(min=0, help="Rows a second; 0: as fast as it goes.")] = 10,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Send the lines of standard input.")] = False,
+    partitions: Partitions = 4,
+    servers: Servers = None,
+    json: Json = False,
+) -> None:
+    """Fill a topic with payments in JSON, or with lines of your own."""
+    import itertools
+    import sys
+
+    from penstock.dev import topics
+
+    servers, output, sent = topics.servers_of(servers), Output.choose(json), 0
+    source = ((None, line.rstrip("\n")) for line in sys.stdin) if stdin else topics.payments()
+    with topics.named_errors(servers, f"writing to {topic!r}"):
+        topics.create_topics(servers, [topic], partitions)
+        try:
+            for sent in topics.produce(servers, topic, itertools.islice(source, rows), rate):
+                output.line(f"{sent:,} rows in {topic}")
+        except KeyboardInterrupt:
+            pass
+    output.record("Rows", {"topic": topic, "sent": sent, "servers": servers})
+
+
+@kafka.command("consume")
+def kafka_consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
+    rows: Rows = None,
+    until_end: Annotated[bool, typer.Option("--until-end", help="End where the topic ends now.")] = False,
+    newest: Annotated[bool, typer.Option("--newest", help="Begin at the end of the topic.")] = False,
+    uncommitted: Annotated[bool, typer.Option("--uncommitted", help="Open and aborted transactions, too.")] = False,
+    servers: Servers = None,
+    json: Json = False,
+) -> None:
+    """Print a topic's rows as a read_committed reader gets them, from its beginning."""
+    import itertools
+
+    from penstock.dev import topics
+
+    servers, output = topics.servers_of(servers), Output.choose(json)
+    with topics.named_errors(servers, f"reading {topic!r}"):
+        found = topics.consume(servers, topic, follow=not until_end, newest=newest, committed=not uncommitted)
+        try:
+            for row in itertools.islice(found, rows):
+                output.row(row, f"{row['key'] or '-'}  {row['value'] or '-'}")
+        except KeyboardInterrupt:
+            pass
+
+
 @app.command("jars")
 def jars(
     names: Annotated[list[str] | None, typer.Argument(metavar="SET", help="Fetched; all when none is named.")] = None,

@@ -65,6 +65,11 @@ class Output:
         """A sentence for people; JSON leaves it out."""
         self._console().print(plain_text(text), markup=False, highlight=False)
 
+    def row(self, fields: Mapping[str, Any], text: str) -> None:
+        """One of many that come one by one: `text` for people, `fields` as a line of JSON."""
+        sys.stdout.write(plain_text(text) + "\n")
+        sys.stdout.flush()
+
     def working(self, text: str) -> AbstractContextManager[object]:
         """While long work lasts, on a terminal: a spinner, on stderr."""
         from rich.text import Text
@@ -108,6 +113,10 @@ class JsonOutput(Output):
 
     def line(self, text: str) -> None:
         pass
+
+    def row(self, fields: Mapping[str, Any], text: str) -> None:
+        sys.stdout.write(json.dumps(fields, default=str) + "\n")
+        sys.stdout.flush()
 
     def working(self, text: str) -> AbstractContextManager[object]:
         return nullcontext()
