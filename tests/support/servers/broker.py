@@ -92,9 +92,7 @@ class Broker(Server):
 
 def archive_path(java: JavaHome, jars: str = JARS) -> Path:
     """Where the archive for this Java is or will be: beside the jars it was made from, so it goes when they go."""
-    modules = java.home / "lib" / "modules"
-    built = modules.stat().st_mtime_ns if modules.exists() else 0  # changes with an update, which keeps the path
-    return jar_folder(jars) / f"java-{java.version}-{zlib.crc32(f'{java.home}:{built}'.encode()):08x}.jsa"
+    return jar_folder(jars) / f"java-{java.version}-{zlib.crc32(f'{java.home}:{java.built}'.encode()):08x}.jsa"
 
 
 def archive_options(java: JavaHome, to_write: Path | None = None, jars: str = JARS) -> list[str]:
