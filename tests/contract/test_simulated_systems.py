@@ -249,11 +249,16 @@ def test_postgres_commits_and_fences_as_the_real_one(postgres: Postgres, mode: A
     def script(world: World) -> Seen:
         sink = world.sinks["staged" if mode == "staged" else "postgres"]
         server = sink.database
+
+        def forget(_: str) -> None:
+            server.now.markers.clear()
+            server.now.sinks.clear()
+
         return epochs(
             sink,
             lambda: sorted(sink.visible()),
             lambda: len(server.now.prepared) + len(server.now.staged),
-            lambda _: (server.now.markers.clear(), server.now.sinks.clear()),
+            forget,
         )
 
     assert simulated("staged" if mode == "staged" else "postgres", script) == observed

@@ -170,7 +170,7 @@ def planted(most: int, workers: int, only: str, numbers: dict[str, Any]) -> bool
     found = f"{len(names) - len(missed)} of {len(names)} found"
     print(f"{found}; {len(names) - len(of_sinks)} are of the protocol, {len(of_sinks)} of sinks")
     numbers |= {"ok": not missed, "most": most, "bugs": {name: bugs[name] for name in names}}
-    numbers["set_aside"] = SPARE | dict.fromkeys(sorted(RARE), "no drawn history has come to it")
+    numbers["set_aside"] = SPARE | dict.fromkeys(sorted(RARE), "too few drawn histories come to it")
     return not missed
 
 
