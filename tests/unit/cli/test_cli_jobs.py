@@ -341,7 +341,7 @@ def test_long_work_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, cap
         assert ("Almost" in err) is terminal
 
 
-@pytest.mark.parametrize("command", ["stop", "logs", "top", "show", "ui", "cancel", "savepoint"])
+@pytest.mark.parametrize("command", ["stop", "logs", "show", "ui", "cancel", "savepoint"])
 def test_shells_are_told_the_names(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, job: Served, command: str) -> None:
     monkeypatch.setenv("_PENSTOCK_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"penstock {command} pay")
