@@ -107,7 +107,10 @@ class PlayedLanes:
         self.ended: int | None = None  # where the newest batch of Spark's ended
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def start(self) -> PlayedLanes:
         self._thread.start()
+        return self
 
     def _work(self) -> None:
         try:
@@ -160,7 +163,7 @@ class LaneRunner(MicroRunner, RealTimeRunner):
     def _start(self, lanes: Any) -> Any:
         self.seen.append(self.spark.log.newest_complete())
         self.played.append(PlayedLanes(self.spark, self.sink, lanes._client.owner))
-        return self.played[-1]
+        return self.played[-1].start()
 
     def _conf(self) -> dict[str, str]:
         return {}
