@@ -50,7 +50,7 @@ from tests.support.waiting import until
 ROWS_PER_SECOND = 600
 ROUND = 25  # faults that one job lives through
 FIRST, MOST = 2, 4  # source partitions of a job
-PATIENCE = 150.0  # for rows to flow again, or a driver to end
+PATIENCE = 150.0  # seconds that servers and drivers had, for rows to flow again or a driver to end
 HASTY = 0.25  # of the faults strike before rows flow again
 _JVM = "org.apache.spark.deploy.SparkSubmit"
 _TRANSACTIONS = "__transaction_state"
@@ -185,8 +185,7 @@ class Feeder(threading.Thread):
     def end(self) -> None:
         """Returns once the brokers have all rows."""
         self._ended.set()
-        self.join(PATIENCE)
-        assert not self.is_alive(), "the brokers did not take the rows"
+        until(lambda: not self.is_alive(), "the brokers to take the rows", PATIENCE)
         assert not self.failures, self.failures[:3]
 
     def run(self) -> None:
