@@ -59,8 +59,9 @@ def share(before: Times, after: Times, seconds: float) -> float:
 
 
 class OwnTime:
-    """Calling it gives seconds of the processes' own time since it was made; it looks once a second at most. Between
-    two calls that are far apart threads may have come and gone: so it is called while one waits."""
+    """Calling it gives seconds of the processes' own time since it was made. It looks once a second at most and reckons
+    with the share of the second before in between: then it may go back a little. Between two calls that are far apart
+    threads may have come and gone: so it is called while one waits."""
 
     def __init__(
         self,
@@ -72,11 +73,13 @@ class OwnTime:
         self._pids, self._clock, self._read = pids, clock, read
         self._own, self._looked = 0.0, clock()
         self._last: Times | None = None  # most waits are over within the first second, which counts in full
+        self._share = 1.0
 
     def __call__(self) -> float:
         now = self._clock()
         if now - self._looked >= _EVERY:
             after, passed = self._read(self._pids()), now - self._looked
-            self._own += passed * (1.0 if self._last is None else share(self._last, after, passed))
+            self._share = 1.0 if self._last is None else share(self._last, after, passed)
+            self._own += passed * self._share
             self._last, self._looked = after, now
-        return self._own
+        return self._own + (now - self._looked) * self._share

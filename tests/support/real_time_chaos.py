@@ -41,6 +41,7 @@ from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.jobs import real_time
 from tests.support.jobs.real_time import PLANS, SPREAD, Config
 from tests.support.lane_traces import follow
+from tests.support.own_time import OwnTime
 from tests.support.processes import JobProcess, command
 from tests.support.proof import recorded
 from tests.support.servers.kafka_cluster import CabledNode, Cluster
@@ -169,7 +170,8 @@ class Report:
 
 
 class Feeder(threading.Thread):
-    """Rows for a topic all the time, into each partition in turn: `PARTITION:NUMBER`, numbered from 0."""
+    """Rows for a topic all the time, into each partition in turn: `PARTITION:NUMBER`, numbered from 0. As many a second
+    as the job can take on a calm machine; fewer where all of this has to share the cores with others."""
 
     def __init__(self, servers: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -189,14 +191,14 @@ class Feeder(threading.Thread):
         assert not self.failures, self.failures[:3]
 
     def run(self) -> None:
-        producer, began, sent = self._producer(), time.monotonic(), 0
+        producer, own, sent = self._producer(), OwnTime(), 0
         while not self._ended.wait(0.01):
             if self._grow.is_set():
                 producer.flush()
                 producer = self._producer()  # which knows the new partition
                 self._numbers.append(0)
                 self._grow.clear()
-            for _ in range(int((time.monotonic() - began) * ROWS_PER_SECOND) - sent):
+            for _ in range(int(own() * ROWS_PER_SECOND) - sent):
                 partition = sent % len(self._numbers)
                 value = f"{partition}:{self._numbers[partition]}"
                 producer.produce(self._topic, value, partition=partition, on_delivery=self._delivered)
