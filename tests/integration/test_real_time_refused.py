@@ -71,7 +71,7 @@ def test_queries_that_share_the_slots_count_together(world: World) -> None:
 
 def test_a_plan_that_keeps_state(world: World) -> None:
     job, rows = world.job()
-    counts = rows.groupBy("key").count().selectExpr("key", "cast(count AS binary) AS value")
+    counts = rows.groupBy("key").count().selectExpr("key", "cast(count AS string) AS value")
     job.write(counts, world.sink, uid="alerts", output_mode="update")
     says(failing(job, RealTimeRefused), "'alerts'", "groupBy", "the micro-batch mode takes it")
     assert world.left() == []
@@ -80,7 +80,7 @@ def test_a_plan_that_keeps_state(world: World) -> None:
 def test_a_sink_without_lanes(world: World, tmp_path: Path) -> None:
     job, rows = world.job()
     job.write(rows.selectExpr("cast(value AS string) AS value"), FileSink(str(tmp_path / "out")), uid="alerts")
-    says(failing(job, RealTimeRefused), "'alerts'", "a sink without lanes: FileSink", "leave latency out")
+    says(failing(job, RealTimeRefused), "'alerts'", "a sink without lanes: parquet files", "leave latency out")
     assert world.left() == []
 
 

@@ -1,6 +1,7 @@
 """Real-time jobs while drivers, JVMs, executors, brokers and the network fail: is each row visible once, in order?
 
-    python -m tests.support.real_time_chaos --faults 200 [--seed N] [--brokers 3] [--cluster] [--record FILE]
+    python -m tests.support.real_time_chaos --faults 200 [--seed N] [--brokers 3] [--cluster] [--minutes N]
+        [--record FILE]
 
 The seed draws everything: a job of two plans lives through a round of faults while rows arrive all the time, is stopped
 cleanly and judged; then comes the next job. A fault waits until rows flow again after the one before; one of four does
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import random
 import shutil
@@ -308,11 +310,16 @@ class Drivers:
 
 @dataclass
 class World:
-    """Brokers, and workers where Spark has a cluster."""
+    """Brokers, and workers where Spark has a cluster. `until`: by the monotonic clock, after which nothing strikes."""
 
     folder: Path
     brokers: Cluster
     spark: SparkCluster | None = None
+    until: float = math.inf
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.until
 
     @property
     def nodes(self) -> list[CabledNode]:
@@ -374,7 +381,7 @@ class Life:
         self._next()
         try:
             self._wait_flow()
-            for fault in self._round.faults:
+            for fault in itertools.takewhile(lambda _: not self._world.over, self._round.faults):
                 self._strike(fault)
             self._wait_flow()
             self._finish()
@@ -627,7 +634,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def torment(around: World, rounds: Iterator[Round], say: Callable[[str], None] = lambda line: None) -> Report:
     """One job after the other. Ends with the first in which something is wrong; its files stay."""
     report = Report()
-    for number, given in enumerate(rounds):
+    for number, given in enumerate(itertools.takewhile(lambda _: not around.over, rounds)):
         say(f"job {number + 1}: {' and '.join(given.plans)}, batches of {given.batch}, {len(given.faults)} faults")
         life = Life(around, around.folder / f"job-{number:02d}", given, report, say)
         try:
@@ -646,6 +653,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
     parser.add_argument("--cluster", action="store_true", help="on a standalone cluster of two workers")
+    parser.add_argument("--minutes", type=float, help="no fault after so many; what has begun is judged as ever")
     parser.add_argument("--record", type=Path, help="keep the result in this file, for make proof")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers and drivers end with it
@@ -662,6 +670,8 @@ def main() -> int:
         recorded(given.record, where, again, given.seed) as numbers,
         world(folder, brokers=given.brokers, cluster=given.cluster) as around,
     ):
+        if given.minutes is not None:
+            around.until = began + given.minutes * 60
         rounds = draw(random.Random(given.seed), given.faults, around.weights)
         report = torment(around, rounds, say)
         numbers |= report.numbers
