@@ -1,4 +1,4 @@
-"""The tests' servers, and their clock. A benchmark is started as a script, so the repository's root is not on its path."""
+"""The tests' servers and clock. A benchmark is started as a script, so the repository's root is not on its path."""
 
 from __future__ import annotations
 
