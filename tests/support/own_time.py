@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from penstock import processes
 
 _PROC = Path("/proc")
 _EVERY = 1.0  # seconds between looks
-_LITTLE = 0.02  # cores in use, below which what processes wait for says nothing
+_LITTLE = 0.1  # cores that a process wants, below which what it waits for says nothing
 
 #: By thread: how long it has run, and how long it stood in line for a core, in seconds.
 Times = dict[tuple[int, str], tuple[float, float]]
@@ -49,13 +50,14 @@ def times(pids: Iterable[int]) -> Times:
 
 
 def share(before: Times, after: Times, seconds: float) -> float:
-    """Which share of the cores that they wanted these threads got in between: 1 where they wanted none."""
-    ran = waited = 0.0
+    """Which share of the cores that it wanted the process got that got least: the others wait for it. 1 where none
+    wanted any."""
+    ran, wanted = defaultdict[int, float](float), defaultdict[int, float](float)
     for thread, (now_ran, now_waited) in after.items():
         then_ran, then_waited = before.get(thread, (0.0, 0.0))
-        ran += max(0.0, now_ran - then_ran)
-        waited += max(0.0, now_waited - then_waited)
-    return ran / (ran + waited) if ran + waited > _LITTLE * seconds else 1.0
+        ran[thread[0]] += max(0.0, now_ran - then_ran)
+        wanted[thread[0]] += max(0.0, now_ran - then_ran) + max(0.0, now_waited - then_waited)
+    return min((ran[pid] / wanted[pid] for pid in wanted if wanted[pid] > _LITTLE * seconds), default=1.0)
 
 
 class OwnTime:

@@ -51,8 +51,14 @@ def test_a_job_that_has_no_core_at_all_is_waited_for() -> None:
 
 def test_threads_that_come_and_go_do_not_turn_the_clock_back() -> None:
     before = {(1, "1"): (50.0, 50.0), (1, "2"): (1.0, 0.0)}
-    assert share(before, {(1, "2"): (2.0, 0.0), (2, "1"): (0.0, 1.0)}, 1.0) == pytest.approx(0.5)
+    assert share(before, {(1, "2"): (2.0, 0.0), (2, "1"): (1.0, 1.0)}, 1.0) == pytest.approx(0.5)
     assert share(before, {}, 1.0) == 1.0
+
+
+def test_the_process_that_gets_least_makes_the_pace() -> None:
+    """Those that only wake up now and then are served first, and wait for the one that works."""
+    after = {(1, "1"): (0.1, 0.0), (2, "1"): (0.2, 0.6), (2, "2"): (0.0, 0.0), (3, "1"): (0.0, 0.05)}
+    assert share({}, after, 1.0) == pytest.approx(0.25)
 
 
 def test_a_job_that_is_stuck_while_the_machine_is_busy_is_found() -> None:
