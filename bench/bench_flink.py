@@ -20,12 +20,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from confluent_kafka import KafkaException
 
 import flink_report
 import flink_wanted
@@ -98,7 +101,7 @@ def carry_out_all(given: Mapping[str, argparse.Namespace]) -> list[str]:
     for name, options in given.items():
         try:
             carry_out(options.measure, options)
-        except (SystemExit, PenstockError) as error:
+        except (SystemExit, PenstockError, KafkaException, OSError, subprocess.SubprocessError) as error:
             console.print(f"{name} was not measured: {error}")
             failed.append(name)
     return failed
