@@ -100,7 +100,7 @@ def carry_out_all(given: Mapping[str, argparse.Namespace]) -> list[str]:
     failed = []
     for name, options in given.items():
         try:
-            carry_out(options.measure, options)
+            carry_out(name, options)
         except (SystemExit, PenstockError, KafkaException, OSError, subprocess.SubprocessError) as error:
             console.print(f"{name} was not measured: {error}")
             failed.append(name)
@@ -110,8 +110,8 @@ def carry_out_all(given: Mapping[str, argparse.Namespace]) -> list[str]:
 def carry_out(name: str, options: argparse.Namespace) -> None:
     console.rule(name)
     with workplace(options.keep and options.keep / name) as (broker, folder):
-        for case, found in MEASURES[name](broker, folder, options):
-            keep(options.results, name, case, found)
+        for case, found in MEASURES[options.measure](broker, folder, options):
+            keep(options.results, options.measure, case, found)
 
 
 def parser() -> argparse.ArgumentParser:
