@@ -46,7 +46,8 @@ def world(session: SparkSession, kafka: Kafka, storage: str) -> World:
     return World(session, kafka, storage)
 
 
-def says(error: PenstockError, *parts: str) -> None:
+def says(error: BaseException, *parts: str) -> None:
+    assert isinstance(error, PenstockError)
     assert error.safe == "nothing was started."
     assert error.to_do
     for part in parts:

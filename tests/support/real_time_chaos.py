@@ -664,7 +664,8 @@ def main() -> int:
         sys.stdout.flush()
 
     where = f"{given.brokers} broker{'s' if given.brokers > 1 else ''}, {'two workers' if given.cluster else 'local'}"
-    options = " ".join([f"--brokers {given.brokers}"] * (given.brokers > 1) + ["--cluster"] * given.cluster)
+    parts = [f"--brokers {given.brokers}"] * (given.brokers > 1) + ["--cluster"] * given.cluster
+    options = " ".join(parts + ([] if given.minutes is None else [f"--minutes {given.minutes:g}"]))
     again = f"make chaos-real-time FAULTS={given.faults} SEED={given.seed}" + (f' ON="{options}"' if options else "")
     with (
         recorded(given.record, where, again, given.seed) as numbers,
