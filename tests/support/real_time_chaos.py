@@ -497,7 +497,7 @@ class Life:
         since its own was killed."""
         found = self._admin.list_topics(_TRANSACTIONS, timeout=60).topics[_TRANSACTIONS].partitions
         places = [ck.TopicPartition(_TRANSACTIONS, number) for number in found]
-        # Without `request_timeout`: confluent-kafka 2.16 names one keyword too few to itself, and fails over any of them.
+        # Without `request_timeout`: confluent-kafka 2.16 fails over any keyword here.
         answered = self._admin.elect_leaders(ElectionType.PREFERRED, places).result(60)
         if not any(error is None for error in answered.values()):
             broker = Roles(self._world.brokers).coordinator(self._config.name)
