@@ -144,8 +144,8 @@ bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens,
 bench-json: setup ## Ways to parse JSON in one Spark session: processor time for a million rows
 	$(BIN)/python bench/bench_json.py
 
-bench-flink: setup ## Flink, Penstock and Spark's own sink in turn: throughput, latency, failover, start, savepoints (hours)
-	$(BIN)/python bench/bench_flink.py all
+bench-flink: setup ## Flink, Penstock and Spark's own sink in turn (hours); what is wanted, in pieces: make bench-flink OF="wanted latency-2000"
+	$(BIN)/python bench/bench_flink.py $(or $(OF),all)
 
 bench-cluster: setup ## Throughput on a Spark standalone cluster beside local mode, and of one more worker
 	$(BIN)/python bench/bench_cluster.py

@@ -9,6 +9,10 @@ Kafka to Kafka, rows of 100 bytes, 4 partitions; Flink and Penstock exactly once
     python bench/bench_flink.py latency --interval 100 --rate 2000 50000 --systems flink "penstock, real time"
     python bench/bench_flink.py growth --minutes 30
     python bench/bench_flink.py silence | start | savepoint | writers | history | report
+    python bench/bench_flink.py wanted [latency-2000 latency-50000 bytes json counts silence growth] [--trial]
+
+`wanted` carries out the pieces that it is given, or all of them, and compares all results with what Penstock wants to
+reach; with `--trial` it only shows that they work, in minutes, and keeps no result.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +28,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import KafkaException
+
 import flink_report
+import flink_wanted
 import measures
 from bench_kafka import run as run_variant
 from flink_report import FIGURES, about_machine, show
@@ -52,14 +60,14 @@ def main() -> None:
     if options.measure == "report":
         flink_report.write(json.loads(options.results.read_text()))
         return
-    failed = []
-    for name in MEASURES if options.measure == "all" else [options.measure]:
-        given = options if options.measure == name else parser().parse_args([name, *_shared(options)])
-        try:
-            carry_out(name, given)
-        except (SystemExit, PenstockError) as error:  # what is measured stays, and the rest is worth measuring
-            console.print(f"{name} was not measured: {error}")
-            failed.append(name)
+    if options.measure == "wanted":
+        wanted(options)
+        return
+    names = MEASURES if options.measure == "all" else [options.measure]
+    given = {
+        name: options if options.measure == name else parser().parse_args([name, *_shared(options)]) for name in names
+    }
+    failed = carry_out_all(given)
     if options.results.exists():
         results = json.loads(options.results.read_text())
         show({name: results[name] for name in results if options.measure in ("all", name)})
@@ -67,11 +75,43 @@ def main() -> None:
         raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
+def wanted(options: argparse.Namespace) -> None:
+    """The pieces one after the other, then what all results say."""
+    names = options.pieces or list(flink_wanted.PIECES)
+    if options.trial:
+        options.rounds, options.repeats, options.systems = 1, 0, None
+        options.results = Path(tempfile.mkdtemp(prefix="penstock-trial-")) / "flink.json"
+    minutes = sum(flink_wanted.PIECES[name].minutes for name in names)
+    if not options.trial:
+        console.print(f"{', '.join(names)}: about {minutes * options.rounds / 3:.0f} minutes on an idle machine")
+    given = {}
+    for name in names:
+        piece = flink_wanted.arguments(name, trial=options.trial)
+        given[name] = parser().parse_args([*piece, *_shared(options)])
+    failed = carry_out_all(given)
+    if options.results.exists():
+        flink_wanted.show(json.loads(options.results.read_text()))
+    if failed:
+        raise SystemExit(f"not measured: {', '.join(failed)}")
+
+
+def carry_out_all(given: Mapping[str, argparse.Namespace]) -> list[str]:
+    """One after the other; those that failed. What is measured stays, and the rest is worth measuring."""
+    failed = []
+    for name, options in given.items():
+        try:
+            carry_out(name, options)
+        except (SystemExit, PenstockError, KafkaException, OSError, subprocess.SubprocessError) as error:
+            console.print(f"{name} was not measured: {error}")
+            failed.append(name)
+    return failed
+
+
 def carry_out(name: str, options: argparse.Namespace) -> None:
     console.rule(name)
     with workplace(options.keep and options.keep / name) as (broker, folder):
-        for case, found in MEASURES[name](broker, folder, options):
-            keep(options.results, name, case, found)
+        for case, found in MEASURES[options.measure](broker, folder, options):
+            keep(options.results, options.measure, case, found)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     shared.add_argument("--results", type=Path, default=HERE / "results" / "flink.json")
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(dest="measure", required=True)
-    by_name = {name: commands.add_parser(name, parents=[shared]) for name in (*MEASURES, "all", "report")}
+    by_name = {name: commands.add_parser(name, parents=[shared]) for name in (*MEASURES, "all", "report", "wanted")}
     by_name["throughput"].add_argument("--work", nargs="+", choices=WORKS, default=WORKS)
     by_name["throughput"].add_argument("--rows", type=int, default=10_000_000)
     by_name["throughput"].add_argument("--epoch", type=int, default=1_000_000, help="rows of an epoch of Spark")
@@ -104,6 +144,8 @@ def parser() -> argparse.ArgumentParser:
     by_name["savepoint"].add_argument("--times", type=int, default=3, help="savepoints of one round")
     by_name["writers"].add_argument("--counts", nargs="+", type=int, default=[4, 16, 64, 250, 1000])
     by_name["history"].add_argument("--epochs", type=int, default=10_000)
+    by_name["wanted"].add_argument("pieces", nargs="*", metavar="PIECE", help=", ".join(flink_wanted.PIECES))
+    by_name["wanted"].add_argument("--trial", action="store_true", help="short windows, one round, no result is kept")
     return made
 
 

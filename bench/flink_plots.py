@@ -31,6 +31,18 @@ _STYLE = """
     }"""
 
 
+def at_interval(case: str, behind: str = "") -> str:
+    """A case `100` or `100 at 50000`, for people; any other as it is."""
+    interval, _, rate = case.partition(" at ")
+    if not interval.isdigit():
+        return case
+    return f"{int(interval):,} ms{behind}" + (f", {int(rate):,} rows/s" if rate else "")
+
+
+def _numbers(case: str) -> list[int]:
+    return [int(part) for part in case.split(" at ")]
+
+
 def draw(results: Mapping[str, Any]) -> dict[str, str]:
     """By file name, those that there are results for."""
     made = {}
@@ -39,8 +51,8 @@ def draw(results: Mapping[str, Any]) -> dict[str, str]:
         made["bench-throughput.svg"] = bars("bench-throughput.svg", groups, "{:,.0f}")
     if "latency" in results:
         groups = {
-            f"{int(case):,} ms, {percent}": _spreads(own, f"{percent}_ms")
-            for case, own in sorted(results["latency"].items(), key=lambda one: int(one[0]))
+            f"{at_interval(case)}, {percent}": _spreads(own, f"{percent}_ms")
+            for case, own in sorted(results["latency"].items(), key=lambda one: _numbers(one[0]))
             for percent in ("p50", "p99")
         }
         made["bench-latency.svg"] = bars("bench-latency.svg", groups, "{:,.0f} ms")

@@ -77,7 +77,7 @@ CASES = {
 }
 TITLES = {
     "throughput": "Throughput",
-    "latency": "Latency at 2,000 rows/s",
+    "latency": "Latency at 2,000 rows/s, where no other rate is named",
     "silence": "Silence after kill -9",
     "start": "Start",
     "savepoint": "Savepoint",
@@ -106,7 +106,7 @@ class Line:
 
 def lines(measure: str, cases: Mapping[str, Any]) -> Iterator[Line]:
     for case, by_system in cases.items():
-        name = CASES.get(case, f"{int(case):,} ms interval" if case.isdigit() else case)
+        name = CASES.get(case) or flink_plots.at_interval(case, " interval")
         for shown in FIGURES[measure]:
             spreads = {system: Spread.of(own["rounds"], shown.figure) for system, own in by_system.items()}
             yield Line(f"{name}: {shown.title}", shown, spreads)

@@ -114,8 +114,10 @@ def _verdict(wanted: range, ids: Any) -> dict[str, Any]:
 def latency(
     system: System, place: Place, interval: float, warm_up: float, seconds: float, rate: int = RATE
 ) -> dict[str, Any]:
-    """From the moment that is written in a row until a reader has it."""
+    """From the moment that is written in a row until a reader has it. `first_…`: of the first minute, or of the
+    warm-up if that is shorter."""
     with steady(system, place, interval, rate) as (run, finish):
+        started = time.time()
         time.sleep(warm_up)
         begin, used = time.time(), _used(run, place)
         with PeakMemory(lambda: run.roots) as peak:
@@ -123,9 +125,10 @@ def latency(
         end = time.time()
         own, broker = (after - before for before, after in zip(used, _used(run, place), strict=True))
         seen, verdict = finish()
-    found = seen.latencies_ms(begin, end)
+    found, first = seen.latencies_ms(begin, end), seen.latencies_ms(started, min(started + 60, begin))
     return {
         **{f"p{percent}_ms": float(np.percentile(found, percent)) for percent in (50, 90, 99)},
+        **{f"first_p{percent}_ms": float(np.percentile(first, percent)) for percent in (50, 99) if len(first)},
         "max_ms": float(found.max()),
         "rows": len(found),
         "cores": own / (end - begin),

@@ -1,4 +1,4 @@
-"""The tests' servers. A benchmark is started as a script, so the root of the repository is not on its path."""
+"""The tests' servers and clock. A benchmark is started as a script, so the repository's root is not on its path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.support.own_time import OwnTime
 from tests.support.servers.broker import Broker
 from tests.support.servers.server import Server
 
-__all__ = ["Broker", "Server"]
+__all__ = ["Broker", "OwnTime", "Server"]

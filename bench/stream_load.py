@@ -15,13 +15,15 @@ from confluent_kafka import Producer
 from kafka_load import message
 from stream_rows import row
 
+_WAITING = 2_000_000  # rows that the broker has not taken, when it or its disk pauses
 _EVERY = 0.005  # seconds between two handfuls of rows: far less than any epoch, and few requests for the broker
 
 
 def main(given: Mapping[str, Any]) -> int:
     """How many rows were written."""
     # A row is on its way at once: waiting for others would count as latency.
-    producer = Producer({"bootstrap.servers": given["servers"], "linger.ms": 0, "acks": "all"})
+    settings = {"linger.ms": 0, "acks": "all", "queue.buffering.max.messages": _WAITING}
+    producer = Producer({"bootstrap.servers": given["servers"], **settings})
     make: Callable[[int, int], bytes] = row if given["rows"] == "timed" else lambda number, _: message(number)
     first, count = int(given.get("first", 0)), 0
     over = threading.Event()

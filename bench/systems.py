@@ -25,6 +25,7 @@ from penstock.errors import ControlError
 from penstock.ops.process.registry import HOME_VARIABLE, Entry, Registry
 from penstock.ops.server.client import Client
 from penstock.processes import end_session
+from servers import OwnTime
 from tasks import Task
 
 HERE = Path(__file__).parent
@@ -262,10 +263,10 @@ def has_standby() -> bool:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, otherwise: str, *, every: float = _POLL_SECONDS) -> None:
-    """Raises `SystemExit` with `otherwise` where the condition does not come true in time."""
-    end = time.monotonic() + seconds
+    """Raises `SystemExit` with `otherwise` where the condition does not come true in time: what these processes had."""
+    own = OwnTime()
     while not _holds(condition):
-        if time.monotonic() > end:
+        if own() > seconds:
             raise SystemExit(f"{otherwise} after {seconds:.0f} s")
         time.sleep(every)
 

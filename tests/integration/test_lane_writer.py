@@ -251,6 +251,50 @@ def test_the_jar_is_that_of_the_source() -> None:
         assert "penstock/sinks/kafka/LaneWriter.class" in opened.namelist()
 
 
+MILLISECOND = 1_000_000
+
+
+@pytest.fixture
+def writer(session: Any) -> Any:
+    """The class itself, in the JVM of this process."""
+    java = session._jvm
+    [jar] = KafkaSink("t", servers="h:1").lane_jars()
+    urls = session.sparkContext._gateway.new_array(java.java.net.URL, 1)
+    urls[0] = java.java.net.URI(jar.resolve().as_uri()).toURL()
+    loader = java.java.net.URLClassLoader(urls, java.java.lang.Thread.currentThread().getContextClassLoader())
+    found = java.java.lang.Class.forName("penstock.sinks.kafka.LaneWriter", True, loader)
+    methods = {method.getName(): method for method in found.getMethods()}
+
+    def call(name: str, *given: int) -> int:
+        boxed = session.sparkContext._gateway.new_array(java.java.lang.Object, len(given))
+        for place, number in enumerate(given):
+            boxed[place] = java.java.lang.Long.valueOf(str(number))
+        return int(methods[name].invoke(None, boxed))
+
+    return call
+
+
+def slices(writer: Any, commits: list[int], every: int = 20) -> list[int]:
+    """How long each slice is open for rows, in milliseconds, when commits take so long and rows come all the time."""
+    now = usual = 0
+    found = []
+    for took in (took * MILLISECOND for took in commits):
+        began, opened = now, now + took  # the commit, then a row that waits for it
+        usual = writer("usual", usual, took)
+        now = writer("due", began, opened, usual, every * MILLISECOND)
+        found.append((now - opened) // MILLISECOND)
+    return found
+
+
+def test_rows_have_their_time_where_commits_are_slow(writer: Any) -> None:
+    """With slices of a few milliseconds between commits of half a second, rows came slower than they were written."""
+    assert slices(writer, [5] * 20)[-1] == 15, "every interval"
+    assert slices(writer, [10] * 20)[-1] == 10
+    assert slices(writer, [500] * 20)[-1] >= 240, "half as long as a commit"
+    assert max(slices(writer, [5, 90_000, 5, 5, 5, 5, 5])) <= 250, "an outage is no usual commit"
+    assert slices(writer, [5, 90_000, *[5] * 20])[-1] == 15
+
+
 def test_rows_pass_and_a_stop_leaves_nothing_open(lab: Lab) -> None:
     lab.input.feed(500)
     process = lab.start()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock import processes
+from tests.support.own_time import OwnTime
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,9 +85,9 @@ class JobProcess:
         if self.status is None:
             self._process.kill()
         self._process.wait()
-        end = time.monotonic() + 20
+        own = OwnTime()
         while left := self.members():
-            assert time.monotonic() < end, f"processes that outlive SIGKILL: {left}"
+            assert own() < 20, f"processes that outlive SIGKILL: {left}"
             for pid in left:
                 _signal(pid, signal.SIGKILL)
             time.sleep(0.01)

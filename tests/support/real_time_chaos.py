@@ -1,6 +1,7 @@
 """Real-time jobs while drivers, JVMs, executors, brokers and the network fail: is each row visible once, in order?
 
-    python -m tests.support.real_time_chaos --faults 200 [--seed N] [--brokers 3] [--cluster] [--record FILE]
+    python -m tests.support.real_time_chaos --faults 200 [--seed N] [--brokers 3] [--cluster] [--minutes N]
+        [--record FILE]
 
 The seed draws everything: a job of two plans lives through a round of faults while rows arrive all the time, is stopped
 cleanly and judged; then comes the next job. A fault waits until rows flow again after the one before; one of four does
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import random
 import shutil
@@ -41,6 +43,7 @@ from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.jobs import real_time
 from tests.support.jobs.real_time import PLANS, SPREAD, Config
 from tests.support.lane_traces import follow
+from tests.support.own_time import OwnTime
 from tests.support.processes import JobProcess, command
 from tests.support.proof import recorded
 from tests.support.servers.kafka_cluster import CabledNode, Cluster
@@ -50,7 +53,7 @@ from tests.support.waiting import until
 ROWS_PER_SECOND = 600
 ROUND = 25  # faults that one job lives through
 FIRST, MOST = 2, 4  # source partitions of a job
-PATIENCE = 150.0  # for rows to flow again, or a driver to end
+PATIENCE = 150.0  # seconds that servers and drivers had, for rows to flow again or a driver to end
 HASTY = 0.25  # of the faults strike before rows flow again
 _JVM = "org.apache.spark.deploy.SparkSubmit"
 _TRANSACTIONS = "__transaction_state"
@@ -169,7 +172,8 @@ class Report:
 
 
 class Feeder(threading.Thread):
-    """Rows for a topic all the time, into each partition in turn: `PARTITION:NUMBER`, numbered from 0."""
+    """Rows for a topic all the time, into each partition in turn: `PARTITION:NUMBER`, numbered from 0. As many a second
+    as the job can take on a calm machine; fewer where all of this has to share the cores with others."""
 
     def __init__(self, servers: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -185,19 +189,18 @@ class Feeder(threading.Thread):
     def end(self) -> None:
         """Returns once the brokers have all rows."""
         self._ended.set()
-        self.join(PATIENCE)
-        assert not self.is_alive(), "the brokers did not take the rows"
+        until(lambda: not self.is_alive(), "the brokers to take the rows", PATIENCE)
         assert not self.failures, self.failures[:3]
 
     def run(self) -> None:
-        producer, began, sent = self._producer(), time.monotonic(), 0
+        producer, own, sent = self._producer(), OwnTime(), 0
         while not self._ended.wait(0.01):
             if self._grow.is_set():
                 producer.flush()
                 producer = self._producer()  # which knows the new partition
                 self._numbers.append(0)
                 self._grow.clear()
-            for _ in range(int((time.monotonic() - began) * ROWS_PER_SECOND) - sent):
+            for _ in range(int(own() * ROWS_PER_SECOND) - sent):
                 partition = sent % len(self._numbers)
                 value = f"{partition}:{self._numbers[partition]}"
                 producer.produce(self._topic, value, partition=partition, on_delivery=self._delivered)
@@ -307,11 +310,16 @@ class Drivers:
 
 @dataclass
 class World:
-    """Brokers, and workers where Spark has a cluster."""
+    """Brokers, and workers where Spark has a cluster. `until`: by the monotonic clock, after which nothing strikes."""
 
     folder: Path
     brokers: Cluster
     spark: SparkCluster | None = None
+    until: float = math.inf
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.until
 
     @property
     def nodes(self) -> list[CabledNode]:
@@ -373,7 +381,7 @@ class Life:
         self._next()
         try:
             self._wait_flow()
-            for fault in self._round.faults:
+            for fault in itertools.takewhile(lambda _: not self._world.over, self._round.faults):
                 self._strike(fault)
             self._wait_flow()
             self._finish()
@@ -489,7 +497,8 @@ class Life:
         since its own was killed."""
         found = self._admin.list_topics(_TRANSACTIONS, timeout=60).topics[_TRANSACTIONS].partitions
         places = [ck.TopicPartition(_TRANSACTIONS, number) for number in found]
-        answered = self._admin.elect_leaders(ElectionType.PREFERRED, places, request_timeout=60).result(60)
+        # Without `request_timeout`: confluent-kafka 2.16 fails over any keyword here.
+        answered = self._admin.elect_leaders(ElectionType.PREFERRED, places).result(60)
         if not any(error is None for error in answered.values()):
             broker = Roles(self._world.brokers).coordinator(self._config.name)
             broker.restart()  # in good order: it hands its partitions over before it goes
@@ -626,7 +635,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def torment(around: World, rounds: Iterator[Round], say: Callable[[str], None] = lambda line: None) -> Report:
     """One job after the other. Ends with the first in which something is wrong; its files stay."""
     report = Report()
-    for number, given in enumerate(rounds):
+    for number, given in enumerate(itertools.takewhile(lambda _: not around.over, rounds)):
         say(f"job {number + 1}: {' and '.join(given.plans)}, batches of {given.batch}, {len(given.faults)} faults")
         life = Life(around, around.folder / f"job-{number:02d}", given, report, say)
         try:
@@ -645,6 +654,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=1)
     parser.add_argument("--cluster", action="store_true", help="on a standalone cluster of two workers")
+    parser.add_argument("--minutes", type=float, help="no fault after so many; what has begun is judged as ever")
     parser.add_argument("--record", type=Path, help="keep the result in this file, for make proof")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers and drivers end with it
@@ -655,12 +665,15 @@ def main() -> int:
         sys.stdout.flush()
 
     where = f"{given.brokers} broker{'s' if given.brokers > 1 else ''}, {'two workers' if given.cluster else 'local'}"
-    options = " ".join([f"--brokers {given.brokers}"] * (given.brokers > 1) + ["--cluster"] * given.cluster)
+    parts = [f"--brokers {given.brokers}"] * (given.brokers > 1) + ["--cluster"] * given.cluster
+    options = " ".join(parts + ([] if given.minutes is None else [f"--minutes {given.minutes:g}"]))
     again = f"make chaos-real-time FAULTS={given.faults} SEED={given.seed}" + (f' ON="{options}"' if options else "")
     with (
         recorded(given.record, where, again, given.seed) as numbers,
         world(folder, brokers=given.brokers, cluster=given.cluster) as around,
     ):
+        if given.minutes is not None:
+            around.until = began + given.minutes * 60
         rounds = draw(random.Random(given.seed), given.faults, around.weights)
         report = torment(around, rounds, say)
         numbers |= report.numbers

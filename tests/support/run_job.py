@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from penstock import Job, Source, failpoints
 from penstock.checkpoint.layout import unseal
 from tests.support import waiting
 from tests.support.kafka import create_topic
+from tests.support.own_time import OwnTime
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,13 +95,13 @@ class Watched:
 
     def wait(self, true: Callable[[], Any], what: str = "the job") -> None:
         """Until `true`, asked after every event; what the job fails with meanwhile is raised."""
-        end = time.monotonic() + PATIENCE
+        own = OwnTime()
         with self._there:
             while not true():
                 if not self._thread.is_alive():
                     raise self.error or AssertionError(f"the job ended without {what}: {self.told}")
                 self._there.wait(0.2)
-                assert time.monotonic() < end, f"waited {PATIENCE:g} s for {what}: {self.told}"
+                assert own() < PATIENCE, f"waited {PATIENCE:g} s for {what}: {self.told}"
 
     def wait_for(self, event: str, times: int = 1, **fields: Any) -> Event:
         self.wait(lambda: len(self.all(event, **fields)) >= times, f"{times} × {event}")
@@ -194,9 +194,9 @@ class Kafka:
             partitions = consumer.list_topics(topic, 10).topics[topic].partitions
             consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
             rows: dict[int, list[Row]] = {number: [] for number in partitions}
-            open_ends, end = set(partitions), time.monotonic() + PATIENCE
+            open_ends, own = set(partitions), OwnTime()
             while open_ends:
-                assert time.monotonic() < end, f"{topic} could not be read to its end"
+                assert own() < PATIENCE, f"{topic} could not be read to its end"
                 for message in consumer.consume(1000, 0.5 if not any(rows.values()) else 0.1):
                     number = message.partition()
                     assert number is not None

@@ -431,8 +431,8 @@ def _add(spark: SparkSession, jars: Iterable[Path]) -> None:
     jvm: Any = spark._jvm
     loader = _loader(jvm)
     for jar in jars:
+        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())  # for the driver: where it is listed, it is loaded
         spark.sparkContext._jsc.addJar(str(jar))  # for the executors
-        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())  # for the driver
 
 
 def _loader(jvm: Any) -> Any:

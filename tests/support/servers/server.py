@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 from penstock.dev.kafka import free_port
 from penstock.errors import DevelopmentError
 from penstock.storage.private import create_own
+from tests.support.own_time import OwnTime
 from tests.support.servers.processes import end_process
 
 _POLL_SECONDS = 0.02
@@ -141,11 +142,11 @@ class Server(Stoppable):
         return self
 
     def _launch(self) -> None:
-        end = time.monotonic() + self.ready_seconds
-        while not self._launch_once(end):
+        own = OwnTime()
+        while not self._launch_once(own):
             time.sleep(_POLL_SECONDS)
 
-    def _launch_once(self, end: float) -> bool:
+    def _launch_once(self, own: OwnTime) -> bool:
         """Start it and wait until it answers; False where it exited and another try is worthwhile."""
         with self._open_log() as log:
             before = log.tell()
@@ -163,10 +164,10 @@ class Server(Stoppable):
         while not self._answers():
             if self._process.poll() is not None:
                 output = self.log.read_bytes()[before:].decode(errors="replace")
-                if time.monotonic() < end and self._may_try_again(output):
+                if own() < self.ready_seconds and self._may_try_again(output):
                     return False
                 raise self._failure(f"{self.name} ended while starting (exit status {self._process.returncode}).")
-            if time.monotonic() > end:
+            if own() > self.ready_seconds:
                 self.kill()
                 raise self._failure(f"{self.name} did not answer on port {self.port} in {self.ready_seconds:.0f} s.")
             time.sleep(_POLL_SECONDS)

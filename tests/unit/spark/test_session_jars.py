@@ -105,3 +105,29 @@ def test_sets_are_brought_where_there_are_some(monkeypatch: pytest.MonkeyPatch) 
     assert session.sets_to_bring(["spark-kafka", "spark-delta", "spark-jdbc"]) == ["spark-kafka", "spark-delta"]
     monkeypatch.setattr(session, "has_connector", lambda: False)
     assert session.sets_to_bring(["spark-kafka"]) == [], "no guess: the lock has none of this version of Spark"
+
+
+def test_a_jar_that_another_query_is_adding_is_loaded_once_it_is_listed() -> None:
+    """Queries start side by side. One that found the jar in Spark's list went on, and its class was not there yet."""
+    listed, loaded = list[str](), list[str]()
+    seen: list[list[str]] = []
+
+    def add_jar(path: str) -> None:
+        listed.append(path)
+        session.ensure_files(spark, [jar])  # the other query, at this very moment
+        seen.append(list(loaded))
+
+    jar = Path("/cache/LaneWriter-1.jar")
+    context = SimpleNamespace(listJars=lambda: SimpleNamespace(mkString=lambda comma: comma.join(listed)))
+    url = SimpleNamespace(toURI=lambda: SimpleNamespace(toURL=lambda: str(jar)))
+    loader = SimpleNamespace(addURL=loaded.append)
+    utils = SimpleNamespace(getContextOrSparkClassLoader=lambda: loader)
+    apache = SimpleNamespace(spark=SimpleNamespace(util=SimpleNamespace(Utils=utils)))
+    io = SimpleNamespace(io=SimpleNamespace(File=lambda path: url))
+    jvm = SimpleNamespace(org=SimpleNamespace(apache=apache), java=io)
+    spark: Any = SimpleNamespace(
+        _jvm=jvm, sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: context, addJar=add_jar))
+    )
+    session.ensure_files(spark, [jar])
+    assert seen == [[str(jar)]]
+    assert listed == [str(jar)]

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bench_flink
 import flink_report
+import flink_wanted
 from flink_plots import draw
 from flink_sql import statements
 from rounds import Spread
@@ -112,6 +114,39 @@ def test_the_report_stands_between_its_marks(tmp_path: Path, monkeypatch: pytest
     flink_report.write(results())
     assert page.read_text() == text, "it can be written again"
     assert (tmp_path / "bench-latency.svg").read_text().count("<rect") == 2 + 4
+
+
+def test_a_latency_at_another_rate_is_reported_beside_the_usual_one() -> None:
+    found = results()
+    found["latency"]["100 at 50000"] = found["latency"]["100"]
+    assert "100 ms, 50,000 rows/s, p50" in draw(found)["bench-latency.svg"]
+    lines = [line.what for line in flink_report.lines("latency", found["latency"])]
+    assert lines[0] == "100 ms interval: p50"
+    assert "100 ms interval, 50,000 rows/s: p99" in lines
+
+
+def test_every_piece_of_what_is_wanted_is_a_command() -> None:
+    for name in flink_wanted.PIECES:
+        for trial in (False, True):
+            bench_flink.parser().parse_args(flink_wanted.arguments(name, trial=trial))
+
+
+def test_what_is_wanted_is_judged_by_the_medians() -> None:
+    nothing = list(flink_wanted.verdicts({}))
+    assert not any(one.met for one in nothing)
+    assert all(one.found is None for one in nothing)
+
+    def rounds(**figures: list[float]) -> dict[str, Any]:
+        return {"rounds": [dict(zip(figures, values, strict=True)) for values in zip(*figures.values(), strict=True)]}
+
+    flink = rounds(p50_ms=[80, 90, 100], p99_ms=[200, 200, 200], cores=[1, 1, 1])
+    ours = rounds(p50_ms=[45, 30, 99], p99_ms=[101, 101, 90], cores=[0.5, 0.5, 0.5])
+    found = {"latency": {"100": {"flink": flink, "penstock, real time": ours}}}
+    judged = {one.what: one for one in flink_wanted.verdicts(found) if one.found is not None}
+    p50, p99 = (judged[f"real time by Flink, 2,000 rows/s, {percent}"] for percent in ("p50", "p99"))
+    assert (p50.found, p50.met) == (0.5, True)
+    assert (p99.found, p99.met) == (pytest.approx(0.505), False)
+    assert judged["real time by Flink, 2,000 rows/s, cores used"].found == 0.5
 
 
 def test_pictures_are_made_of_what_there_is() -> None:

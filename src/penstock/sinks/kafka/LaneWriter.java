@@ -102,6 +102,16 @@ public final class LaneWriter extends ForeachWriter {
             + "\", \"safe\": \"" + safe + "\", \"to_do\": \"" + toDo + "\"} end-of-penstock-task-error", cause);
     }
 
+    /** When a slice is to be committed: every interval, but not the first of several rows alone, and not before rows had
+     *  half as long as commits usually take. Where brokers are slow, little else would happen than commits. All of these
+     *  are nanoseconds: the moments at which the commit before and the slice began, and two spans. */
+    public static long due(long began, long opened, long usual, long every) {
+        return Math.max(began + every, opened + Math.max(every / 4, usual / 2));
+    }
+
+    /** How long commits usually take, after another one. A broker that was away for long is no usual one. */
+    public static long usual(long before, long took) { return (3 * before + Math.min(took, 1000L * 1000 * 1000)) / 4; }
+
     Object get(Row row, int place) { return place < 0 ? null : row.get(place); }
 
     ProducerRecord record(Row row, byte[] key, byte[] value) {
@@ -159,6 +169,7 @@ public final class LaneWriter extends ForeachWriter {
         boolean proven;  // the rows that a part counts have come again, the same ones
         long bytes, rows, micros;  // of the slice; of this owner; of the previous commit
         long began, opened, arrived;  // moments: the last commit and this slice began, the last row came
+        long usual;  // nanoseconds of a commit
         long epoch;
         boolean whole;  // the last task ended well
         Thread task, timer;
@@ -369,7 +380,8 @@ public final class LaneWriter extends ForeachWriter {
                 if (!this.ending) this.again(end, silent);
             } else this.trace("commit");
             this.committedOffset = this.offset; this.committedPart = this.part;
-            this.micros = (System.nanoTime() - this.began) / 1000;
+            long took = System.nanoTime() - this.began;
+            this.micros = took / 1000; this.usual = LaneWriter.usual(this.usual, took);
             this.point("lane.committed");
         }
 
@@ -566,11 +578,7 @@ public final class LaneWriter extends ForeachWriter {
 
         // The timer.
 
-        /** When the slice is to be committed: every interval, but not the first of several rows alone. */
-        long due() {
-            long every = this.spec.latency * 1000 * 1000;
-            return Math.max(this.began + every, this.opened + every / 4);
-        }
+        long due() { return LaneWriter.due(this.began, this.opened, this.usual, this.spec.latency * 1000 * 1000); }
 
         public void run() {
             this.lock.lock();
