@@ -142,6 +142,8 @@ def test_numbers_on_the_dataflow_and_what_a_node_opens_to(visit: Visit) -> None:
     page.keyboard.press("Enter")
     detail = page.locator("[data-key=node-detail]")
     expect(detail).to_contain_text("Partitions of payments")
+    expect(detail).to_contain_text(re.compile(r"Watermark of its rows.*, behind by \d"))
+    expect(page.locator(".tile", has_text="Watermark of rates")).to_contain_text(re.compile(r"behind by \d"))
     expect(source).to_have_attribute("aria-expanded", "true")
     expect(source).to_be_focused()
     page.keyboard.press("Enter")
