@@ -42,9 +42,9 @@ PLAN = {
 }
 
 
-# The dashboard logs a NotSupportedError ("Could not resolve relative length") when its graph is left while it still moves:
-# d3-zoom then measures an <svg> that is gone. It is Flink's own fault: Flink 2.2.0 itself, with a job of its own, shows it
-# with the same stack, five times of five.
+# The dashboard logs a NotSupportedError ("Could not resolve relative length") when its graph is left while it
+# moves: d3-zoom then measures an <svg> that is gone. The fault is Flink's own: left at once over Flink 2.2.0 itself, it
+# logs the same with the same stack.
 STILL = """() => {
     const {x, y, width} = document.querySelector("[flink-node]").getBoundingClientRect();
     const [before, now] = [window.graphWas, `${x} ${y} ${width}`];
