@@ -141,7 +141,7 @@ def marks_of(frame: DataFrame) -> dict[str, range]:
         for index in range(children.size()):
             end = walk(children.apply(index), end)
         if not children.size():
-            return first + (node.isStreaming() and kind != "CTERelationRef")
+            return first + int(node.isStreaming() and kind != "CTERelationRef")
         if kind == "EventTimeWatermark":
             marks[node.nodeId().toString()] = range(first, end)
         return end
