@@ -42,6 +42,9 @@ PLAN = {
 }
 
 
+# The dashboard logs a NotSupportedError ("Could not resolve relative length") when its graph is left while it
+# moves: d3-zoom then measures an <svg> that is gone. The fault is Flink's own: left at once over Flink 2.2.0 itself, it
+# logs the same with the same stack.
 STILL = """() => {
     const {x, y, width} = document.querySelector("[flink-node]").getBoundingClientRect();
     const [before, now] = [window.graphWas, `${x} ${y} ${width}`];
@@ -117,7 +120,7 @@ def test_flinks_dashboard_shows_a_job(dashboard: Page, job: Served) -> None:
     sink = overview.locator("flink-job-overview-list tbody tr", has_text="Kafka topic totals")
     expect(sink).to_contain_text("120")  # rows of twelve epochs
 
-    page.wait_for_function(STILL, polling=500)  # it fails to draw a graph that is left while it moves
+    page.wait_for_function(STILL, polling=500)
     open_tab(page, "Checkpoints")
     parts = page.locator("flink-job-checkpoints")
     expect(parts).to_contain_text(re.compile(r"Completed:\s*13"))

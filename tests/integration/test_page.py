@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.browser import Watch, serious_findings
+from tests.support.browser import Watch, axe_findings
 from tests.support.page_data import ERROR, MARKUP, Run, crashed, two_queries, typical_runs
 from tests.support.page_server import PageWorld, now_ms, serving
 from tests.support.waiting import until
@@ -142,6 +142,8 @@ def test_numbers_on_the_dataflow_and_what_a_node_opens_to(visit: Visit) -> None:
     page.keyboard.press("Enter")
     detail = page.locator("[data-key=node-detail]")
     expect(detail).to_contain_text("Partitions of payments")
+    expect(detail).to_contain_text(re.compile(r"Watermark of its rows.*, behind by \d"))
+    expect(page.locator(".tile", has_text="Watermark of rates")).to_contain_text(re.compile(r"behind by \d"))
     expect(source).to_have_attribute("aria-expanded", "true")
     expect(source).to_be_focused()
     page.keyboard.press("Enter")
@@ -543,14 +545,14 @@ def test_markup_in_names_is_shown_as_text(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(visit: Visit, scheme: str) -> None:
+def test_axe_finds_nothing(visit: Visit, scheme: str) -> None:
     visitor = visit(color_scheme=scheme, reduced_motion="reduce", more=(two_queries(now_ms()), crashed(now_ms())))
     page = visitor.open()
     expect(page.locator("tbody tr")).to_have_count(6)
     found = {}
 
     def look(where: str) -> None:
-        if bad := serious_findings(page):
+        if bad := axe_findings(page):
             found[where] = bad
 
     look("runs")

@@ -18,7 +18,7 @@ import pytest
 from penstock import failpoints
 from penstock.ops.process.registry import Entry, Registry
 from penstock.processes import end_session
-from tests.support.browser import Watch, serious_findings
+from tests.support.browser import Watch, axe_findings
 from tests.support.servers.processes import end_process
 from tests.support.ui_link import link_of
 
@@ -315,7 +315,7 @@ def fail_and_recover(visitor: Visitor, points: Points, hold: Path) -> None:
     in_doubt = panel.locator("tbody tr", has_text="in doubt")
     expect(in_doubt.first).to_be_visible()
     name = in_doubt.first.locator("code").inner_text()
-    assert serious_findings(visitor.page) == []
+    assert axe_findings(visitor.page) == []
     hold.touch()
     points.release()
     expect(in_doubt).to_have_count(0)
@@ -332,7 +332,7 @@ def axe_on_every_tab(visitor: Visitor) -> None:
     found = {}
     for name in TABS:
         visitor.tab(name)
-        if bad := serious_findings(visitor.page):
+        if bad := axe_findings(visitor.page):
             found[name] = bad
     assert found == {}
 

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.errors import PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, history_folder
-from tests.support.browser import Watch, serious_findings
+from tests.support.browser import Watch, axe_findings
 from tests.support.fake_job import served
 from tests.support.own_home import use_own_home
 from tests.support.ui_client import Ui, a_story, ui
@@ -244,7 +244,7 @@ def test_a_history_cut_in_half_is_shown_as_far_as_it_goes(visit: Visit) -> None:
     expect(told).to_contain_text("3 of its events cannot be understood")
     page.get_by_role("tab", name="Overview").first.click()
     expect(page.locator(".chart").first).to_be_visible()
-    assert serious_findings(page) == []
+    assert axe_findings(page) == []
 
 
 def test_two_tabs_stop_one_job(visit: Visit) -> None:

@@ -85,3 +85,37 @@ def test_checkpoints_appear_and_stay(
         assert {epoch["epoch"] for epoch in kept} >= {epoch["epoch"] for epoch in epochs}
         assert asked("/penstock/v1/runs/RUN")["run"]["live"] is False
         assert request(page.address, "GET", "/penstock/v1/health")[0] == 200
+
+
+def test_each_source_has_a_watermark_of_its_own(
+    session: SparkSession, kafka: Kafka, storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows which source holds the query's watermark, the lower one, back. The third source has none."""
+    from penstock import KafkaSource
+
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    topics = {uid: kafka.topic(1) for uid in ("slow", "plain", "quick")}
+    for uid, topic in topics.items():
+        kafka.send(topic, [(None, "1000000000" if uid == "slow" else "1000005000")])
+    job = Job("marked", checkpoints=Checkpoints(storage=storage), spark=session, restart=RestartStrategy.none())
+    seconds = "timestamp_seconds(cast(cast(value AS string) AS long)) AS ts"
+    slow, plain, quick = (
+        job.read(KafkaSource(topic, servers=kafka.servers), uid=uid).selectExpr(seconds)
+        for uid, topic in topics.items()
+    )
+    both = slow.withWatermark("ts", "10 seconds").union(quick.withWatermark("ts", "20 seconds")).union(plain)
+    job.write(both, FileSink(str(tmp_path / "out"), format="json"), uid="out")
+
+    with ui() as page:
+
+        def query() -> Any:
+            return page.ask("GET", f"/penstock/v1/runs/{run['id']}")[1]["queries"][0]
+
+        with Watched(job) as watched:
+            [run] = until(lambda: page.ask("GET", "/penstock/v1/runs")[1]["runs"], "the run")
+            watched.wait_for("checkpoint")
+            kafka.send(topics["plain"], [(None, "1000000000")])
+            until(lambda: query()["watermark"], "an epoch after the watermark")
+            marks = {source["uid"]: source["watermark"] for source in query()["sources"]}
+            assert marks == {"slow": 999_999_990_000, "plain": None, "quick": 1_000_004_980_000}
+            assert query()["watermark"] == 999_999_990_000

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-SERIOUS = ("serious", "critical")
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 
 
@@ -62,16 +61,12 @@ class Watch:
         return [url for url in self.requests if not url.startswith(address)]
 
 
-def serious_findings(page: Page) -> list[tuple[str, list[str]]]:
-    """What axe finds in the page as it is now that keeps somebody from using it: rules, and where."""
+def axe_findings(page: Page) -> list[tuple[str, list[str]]]:
+    """What axe finds in the page as it is now, however slight: rules, and where."""
     from axe_playwright_python.sync_playwright import Axe
 
     violations: list[Mapping[str, Any]] = Axe().run(page).response["violations"]
-    return [
-        (str(one["id"]), [str(node["html"])[:200] for node in one["nodes"]])
-        for one in violations
-        if one["impact"] in SERIOUS
-    ]
+    return [(str(one["id"]), [str(node["html"])[:200] for node in one["nodes"]]) for one in violations]
 
 
 def _find() -> Path | None:

@@ -182,8 +182,15 @@ class Run:
                     "describe": "Kafka topic payments",
                     "guarantee": "exactly-once",
                     "partitions": partitions,
+                    "watermark": self.now - 4_000,
                 },
-                {"uid": "rates", "describe": "files in /data/rates", "guarantee": weak, "partitions": []},
+                {
+                    "uid": "rates",
+                    "describe": "files in /data/rates",
+                    "guarantee": weak,
+                    "partitions": [],
+                    "watermark": self.now - 62_000,
+                },
             ],
             "operators": [
                 {"name": "Project", "stateful": False},

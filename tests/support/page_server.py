@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from penstock.ops.server.flink import spread
 from penstock.ops.server.serving import listen
 from penstock.ops.server.web import PAGE
 from tests.support.page_data import Json, Run, typical_runs
@@ -289,10 +290,9 @@ def _restarts(run: Run, request: Request) -> Json:
 def _flink_checkpoints(run: Run, request: Request) -> Json:
     query = _query(run, request)
     newest = run.epoch(query, run.epochs)
-    statistics = {
-        name: 500 + 90 * at for at, name in enumerate(("min", "avg", "max", "p50", "p90", "p95", "p99", "p999"))
-    }
-    measures = ("end_to_end_duration", "checkpointed_size", "state_size", "processed_data", "persisted_data")
+    epochs = [epoch for epoch in run.page(query, None, 200)["epochs"] if epoch["outcome"] == "complete"]
+    measures = {"end_to_end_duration": "total_ms", "state_size": "state_bytes", "processed_data": "bytes"}
+    measures |= {"checkpointed_size": "bytes", "persisted_data": "inflight_bytes"}
     completed = {
         "id": run.epochs,
         "query": query,
@@ -311,7 +311,7 @@ def _flink_checkpoints(run: Run, request: Request) -> Json:
             "completed": run.epochs - 2,
             "failed": 1,
         },
-        "summary": dict.fromkeys(measures, statistics),
+        "summary": {name: spread(epoch[ours] for epoch in epochs) for name, ours in measures.items()},
         "latest": {"completed": completed, "failed": None, "savepoint": None, "restored": None},
         "history": [],
     }

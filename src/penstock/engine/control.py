@@ -60,8 +60,8 @@ class Insight(Protocol):
         """Queries with sources, operators and sinks, and the weakest link; the same during a run."""
 
     def positions(self) -> dict[str, dict[str, Any]]:
-        """By query: its `watermark`, and under `sources`, by uid, partitions with `offset`, `end` and `lag`. May ask
-        other systems for a moment."""
+        """By query: its `watermark`; under `watermarks`, by source, that of its own rows; and under `sources`, by uid,
+        partitions with `offset`, `end` and `lag`. May ask other systems for a moment."""
 
     def reading(self, query: str, epoch: int) -> bool:
         """Whether an epoch that is being prepared still reads its sources, as far as Spark says."""

@@ -96,9 +96,9 @@ class Coordinator:
             limits=limits,
             token=run,
         )
-        self._ledger, self._watermark = ledger, WatermarkTracker()
+        self._ledger, self.watermark = ledger, WatermarkTracker()
         self._positions = Positions(query, ledger, log, running)
-        self._preparation = Preparation(self._run, body, executed_plan, self._watermark, inflight, observer, inputs)
+        self._preparation = Preparation(self._run, body, executed_plan, self.watermark, inflight, observer, inputs)
         self.gate = Gate(query)
         self._stragglers = Stragglers(query, self._run.abort_dangling, inflight)
         self._jobs: Jobs = EachEpoch()
@@ -252,9 +252,9 @@ class Coordinator:
 
     def _exactly_once(self, attempt: Attempt) -> bool:
         """Whether it succeeded; False after a failure that is tolerated, and the epoch is tried again."""
-        self._watermark.start(attempt.barrier)
-        if self._watermark.needed and attempt.epoch:
-            self._watermark.verify(self._log.committed_watermark(attempt.epoch - 1))
+        self.watermark.start(attempt.barrier)
+        if self.watermark.needed and attempt.epoch:
+            self.watermark.verify(self._log.committed_watermark(attempt.epoch - 1))
         self._run.emit("opened", attempt.epoch)
         steps = protocol.run_epoch(self._run.generation, attempt.epoch, attempt.replay)
         try:
@@ -285,7 +285,7 @@ class Coordinator:
 
     def _weaker(self, attempt: Attempt, mode: Mode) -> bool:
         self._run.refuse_superseded()  # no decision follows that would find it out
-        self._watermark.start(attempt.barrier)
+        self.watermark.start(attempt.barrier)
         epoch = attempt.epoch
         self._run.emit("opened", epoch)
         steps = at_least_once(epoch) if mode is Mode.AT_LEAST_ONCE else at_most_once(epoch)

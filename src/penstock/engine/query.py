@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.spark_log import Barrier, SparkLog
     from penstock.config import Checkpoints
     from penstock.engine.protocol import Resume
+    from penstock.engine.watermark import WatermarkTracker
     from penstock.events import Events
 
 log = logging.getLogger("penstock")
@@ -112,6 +113,11 @@ class QueryRunner:
     def generation(self) -> int:
         """Of the last start that registered; 0 before the first."""
         return self._coordinator.generation if self._coordinator is not None else self._generation
+
+    @property
+    def watermark(self) -> WatermarkTracker | None:
+        """Of the last start."""
+        return self._coordinator.watermark if self._coordinator is not None else None
 
     @property
     def progress(self) -> QueryProgress | None:

@@ -26,6 +26,7 @@ class WatermarkTracker:
 
     def __init__(self) -> None:
         self._nodes: dict[int, int] = {}
+        self.plan: Any = None  # the one that `advance` saw last
         self._global: int | None = None
         self._trusted = True
         self._has_nodes: bool | None = None
@@ -39,6 +40,11 @@ class WatermarkTracker:
     def unchanging(self) -> bool:
         """Whether the plan is known to have no watermarks: `advance` needs no plan then."""
         return self._has_nodes is False
+
+    @property
+    def each(self) -> list[int]:
+        """By the order of `plan`'s `watermark_nodes`: what each leads to by itself; 0 where it has seen no row."""
+        return list(self._nodes.values())
 
     def start(self, barrier: Barrier) -> None:
         """An epoch's barrier; only that of the first one that this run executes counts."""
@@ -60,7 +66,7 @@ class WatermarkTracker:
             return self._global
         if executed_plan is None:
             return None
-        nodes = list(_watermark_nodes(executed_plan))
+        self.plan, nodes = executed_plan, list(watermark_nodes(executed_plan))
         self._has_nodes = bool(nodes)
         for index, node in enumerate(nodes):
             stats = node.eventTimeStats().value()
@@ -73,9 +79,9 @@ class WatermarkTracker:
         return self._global if self._trusted else None
 
 
-def _watermark_nodes(plan: Any) -> Iterator[Any]:
+def watermark_nodes(plan: Any) -> Iterator[Any]:
     if plan.getClass().getSimpleName() == _NODE:
         yield plan
     children = plan.children()
     for index in range(children.size()):
-        yield from _watermark_nodes(children.apply(index))
+        yield from watermark_nodes(children.apply(index))

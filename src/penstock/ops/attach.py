@@ -19,6 +19,7 @@ from penstock.config.operations import LogFormat
 from penstock.deadline import Deadline
 from penstock.engine.settlement import JobLedgers
 from penstock.engine.steering import EndRequest
+from penstock.engine.watermark import watermark_nodes
 from penstock.logs import show_info
 from penstock.ops.process import lifeline
 from penstock.ops.process.lifeline import stop_on_signals
@@ -27,6 +28,7 @@ from penstock.ops.server.serving import serving
 from penstock.ops.transactions import ended, look
 from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn, take_turn
 from penstock.secrets import mask_setting, masked
+from penstock.spark.query import marks_of
 from penstock.spark.status import SparkStatus, is_reading, operators_of
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class JobInsight:
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
+        self._marked: dict[str | None, list[list[str]]] = {}  # by a query's start: the sources under each watermark
 
     def plan(self) -> dict[str, Any]:
         run, chains = self._run, self._run.chains
@@ -116,7 +119,24 @@ class JobInsight:
 
     def positions(self) -> dict[str, dict[str, Any]]:
         deadline = Deadline(_END_SECONDS)
-        return {runner.plan.uid: _positions(runner, deadline) for runner in self._run.runners}
+        return {
+            runner.plan.uid: _positions(runner, deadline) | {"watermarks": self._watermarks(runner)}
+            for runner in self._run.runners
+        }
+
+    def _watermarks(self, runner: QueryRunner) -> dict[str, int]:
+        """By source the watermark that its own rows lead to; of several the lowest. The query's follows the policy."""
+        tracker, lowest = runner.watermark, dict[str, int]()
+        if tracker is None or not any(tracker.each):
+            return {}
+        with contextlib.suppress(Exception):  # Spark's own plan, whose format is not stable
+            if runner.run_id not in self._marked:
+                uids, marks = runner.plan.positions, marks_of(runner.plan.frame)
+                below = [marks.get(node.nodeId().toString(), ()) for node in watermark_nodes(tracker.plan)]
+                self._marked = {**self._marked, runner.run_id: [[uids[at] or "" for at in each] for each in below]}
+            for at, sources in zip(tracker.each, self._marked[runner.run_id], strict=False):
+                lowest |= {uid: min(at, lowest.get(uid, at)) for uid in sources}
+        return {uid: at for uid, at in lowest.items() if at}
 
     def reading(self, query: str, epoch: int) -> bool:
         group = next((runner.run_id for runner in self._run.runners if runner.plan.uid == query), None)

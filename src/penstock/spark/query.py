@@ -132,6 +132,24 @@ def streams_of(frame: DataFrame) -> Iterator[Any]:
             yield leaf
 
 
+def marks_of(frame: DataFrame) -> dict[str, range]:
+    """By the id of each `withWatermark` of the analysed plan the streams below it, as numbers in `streams_of`."""
+    marks: dict[str, range] = {}
+
+    def walk(node: Any, first: int) -> int:
+        children, kind, end = node.children(), node.getClass().getSimpleName(), first
+        for index in range(children.size()):
+            end = walk(children.apply(index), end)
+        if not children.size():
+            return first + int(node.isStreaming() and kind != "CTERelationRef")
+        if kind == "EventTimeWatermark":
+            marks[node.nodeId().toString()] = range(first, end)
+        return end
+
+    walk(frame._jdf.queryExecution().analyzed(), 0)
+    return marks
+
+
 def columns_of(stream: Any) -> frozenset[int]:
     """The ids of a stream's columns, by which it is known wherever a plan uses it once."""
     output = stream.output()

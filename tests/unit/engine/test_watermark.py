@@ -47,6 +47,14 @@ def test_a_restart_forgets_the_nodes_as_spark_does() -> None:
     assert one.advance(Node(Mark(900), Mark(700))) == 690
 
 
+def test_what_each_node_leads_to_is_in_the_order_of_the_plan() -> None:
+    one = tracker()
+    assert one.each == []
+    for left, right in [(None, 50), (200, None)]:
+        one.advance(Node(Mark(left), Mark(right)))
+    assert one.each == [190, 40]
+
+
 def test_nodes_inside_nodes_count_each() -> None:
     assert tracker().advance(Mark(100, 10, Node(Mark(50, 5)))) == 45
 

@@ -259,7 +259,7 @@ def _query_facts(
     """`status` is what the job itself reports, which counts until the first event of an epoch."""
     by_source: Mapping[str, Any] = positions.get("sources") or {}
     lags = [part["lag"] for parts in by_source.values() for part in parts if part.get("lag") is not None]
-    sources = planned.get("sources") or []
+    sources, own = planned.get("sources") or [], positions.get("watermarks") or {}
     as_is = ("uid", "phase_since", "rows_total", "complete", "failed", "inflight_bytes")
     return {name: getattr(query, name) for name in as_is} | {
         "generation": query.generation or status.get("generation") or 0,
@@ -273,7 +273,10 @@ def _query_facts(
         "committed": query.recent[-1][0] if query.recent else None,
         "error": status.get("error") if shown else None,
         "guarantee": planned.get("guarantee"),
-        "sources": [{**source, "partitions": by_source.get(source["uid"]) or []} for source in sources],
+        "sources": [
+            {**source, "partitions": by_source.get(source["uid"]) or [], "watermark": own.get(source["uid"])}
+            for source in sources
+        ],
         "sinks": list(planned.get("sinks") or []),
         "operators": list(planned.get("operators") or []),
     }

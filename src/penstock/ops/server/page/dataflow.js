@@ -3,7 +3,7 @@
 
 import { h, s } from "./dom.js";
 import { bytes, count, percent, plain, rate, short } from "./format.js";
-import { card, facts, table } from "./widgets.js";
+import { card, clockOrDay, facts, since, table, time } from "./widgets.js";
 
 const WIDE = 196;
 const HIGH = 84;
@@ -164,7 +164,8 @@ function detailOf(node, query) {
   const described = [...common, ["What it is", node.more]];
   if (node.kind === "source") {
     const columns = [["Partition", ({ partition }) => plain(partition)], ["Position", ({ offset }) => plain(offset), "number"], ["End", ({ end }) => plain(end), "number"], ["Lag", ({ lag }) => count(lag), "number"]];
-    return card(title, facts(described), table(`Partitions of ${node.name}`, columns, (node.item.partitions ?? []).slice(0, 50), { empty: "Its positions are not known now." }));
+    const own = node.item.watermark ? [["Watermark of its rows", [time(node.item.watermark, clockOrDay), since(node.item.watermark, ", behind by ")]]] : [];
+    return card(title, facts([...described, ...own]), table(`Partitions of ${node.name}`, columns, (node.item.partitions ?? []).slice(0, 50), { empty: "Its positions are not known now." }));
   }
   const columns = [["Epoch", ({ epoch }) => String(epoch.epoch)], ["Rows", ({ share }) => count(share.rows), "number"], ["Writers", ({ share }) => count(share.writers), "number"], ["Size", ({ share }) => bytes(share.bytes), "number"]];
   return card(title, facts(described), table(`Newest epochs of ${node.name}`, columns, sharesOf(node.name, node.recent ?? []), { empty: `See the checkpoints of ${query.uid}.` }));

@@ -206,7 +206,7 @@ function drawAlignment(answer) {
     ["Began", (partition) => millis(partition.started_ms), "number"],
     ["Reached the barrier", (partition) => millis(partition.reached_ms), "number"],
     ["Waited", (partition) => millis(partition.waited_ms), "number"],
-    ["", (partition) => alignmentBar(partition, longest), "wide"],
+    ["Share", (partition) => alignmentBar(partition, longest), "wide"],
   ];
   return [
     table("Per partition, slowest first", columns, partitions),
@@ -236,7 +236,7 @@ const STATISTICS = [["min", "Minimum"], ["avg", "Average"], ["max", "Maximum"], 
 
 function drawSummary(context, { all }, uid) {
   const measured = MEASURES.filter(([name]) => all.summary?.[name]);
-  const columns = [["", ([, title]) => title], ...measured.map(([name, title, unit]) => [title, ([statistic]) => unit(known(all.summary[name][statistic])), "number"])];
+  const columns = [["Statistic", ([, title]) => title], ...measured.map(([name, title, unit]) => [title, ([statistic]) => unit(known(all.summary[name][statistic])), "number"])];
   return measured.length ? table(titled("Summary of the complete checkpoints", context, uid), columns, STATISTICS) : h("p", { class: "empty" }, "No checkpoint is complete yet.");
 }
 

@@ -57,7 +57,8 @@ function drawQuery(context, query, { values, recent }) {
       tile("Guarantee", badge(query.guarantee)),
       tile("Rows in", read === null ? UNKNOWN : rate(read)),
       tile("Rows out", rate(query.rows_per_second), `${short(query.rows_total)} in all`),
-      tile("Watermark", query.watermark === null || query.watermark === undefined ? "none" : time(query.watermark, clockOrDay), query.watermark ? since(query.watermark, "behind by ") : null),
+      watermark("Watermark", query.watermark),
+      ownWatermarks(query),
       tile("Lag", lag === null ? UNKNOWN : `${short(lag)} rows`, catchUp(lag, read)),
       tile("Busy", percent(work?.busy), work ? `of the newest ${count(recent.length)} epochs’ time` : null),
       tile("Generation", count(query.generation)),
@@ -71,6 +72,15 @@ function drawQuery(context, query, { values, recent }) {
 
 function tile(name, value, more = null) {
   return h("div", { class: "tile" }, h("div", { class: "tile-name" }, name), h("div", { class: "tile-value" }, value), more ? h("div", { class: "hint" }, more) : null);
+}
+
+function watermark(name, at) {
+  return tile(name, at === null || at === undefined ? "none" : time(at, clockOrDay), at ? since(at, "behind by ") : null);
+}
+
+/** Of several sources each one's own: it shows which of them holds the query's back. */
+function ownWatermarks({ sources = [] }) {
+  return sources.length > 1 && sources.some((source) => source.watermark) ? sources.map((source) => watermark(`Watermark of ${source.uid}`, source.watermark)) : null;
 }
 
 function catchUp(lag, read) {

@@ -145,6 +145,7 @@ export class RunView {
       drawDamage(detail.damage),
       this._chooseQuery(),
       tabs("Parts of this run", "tab", list, this._tab.name, (name) => this._go(name)),
+      h("h2", { class: "unseen" }, this._tab.title),
       panel("tab", this._tab.name, content),
     );
     const chooser = this._root.querySelector("[data-key=query] select");

@@ -30,7 +30,7 @@ export const savepoints = {
       ["Time", (one) => time(one.time)],
       ["Size", (one) => bytes(one.bytes), "number"],
       ["Drained", (one) => (one.drained ? badge("drained", "busy") : "no")],
-      ["", (one) => h("span", { class: "row" }, button("Start from it", () => start(context, one.path, one), begin), button("Fork", () => fork(context, one.path), begin), button("Dispose", () => dispose(context, one.path), { kind: "danger" })), "actions"],
+      ["Actions", (one) => h("span", { class: "row" }, button("Start from it", () => start(context, one.path, one), begin), button("Fork", () => fork(context, one.path), begin), button("Dispose", () => dispose(context, one.path), { kind: "danger" })), "actions"],
     ];
     return [
       scopeNote(context, "A savepoint holds every query of the job, and what ends the job ends all of them."),
