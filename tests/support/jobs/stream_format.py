@@ -20,6 +20,7 @@ from tests.support.jobs.pipeline import Pipeline
 
 
 def main(config: Pipeline) -> None:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(config.master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.jars", ",".join(map(str, jar_set(KAFKA_JARS)))).config(
         "spark.driver.memory", "512m"
