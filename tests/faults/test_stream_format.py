@@ -12,8 +12,6 @@ from penstock.failpoints import POINTS
 from tests.support import fault_case
 from tests.support.fault_case import Case
 from tests.support.jobs import stream_format
-from tests.support.processes import JobProcess
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.servers.broker import Broker

@@ -42,7 +42,7 @@ from penstock.engine.output_jobs import SPARK_BATCH
 from penstock.engine.preparation import Reported, write_as_it_is
 from penstock.engine.protocol import Replay, Resume
 from penstock.engine.task import Route, Writing, report, write_rows
-from penstock.errors import DuplicateUid, ReplayDiffers, StrayTask, Superseded
+from penstock.errors import DuplicateUid, ReplayDiffers, SchemaMismatch, StrayTask, Superseded
 from penstock.events import Events
 from penstock.failpoints import failpoint
 
@@ -102,8 +102,8 @@ class Relay:
 
     # The processes of the driver
 
-    def open(self, schema: StructType) -> Opened:
-        """Before any task of the epoch that Spark has begun."""
+    def open(self, columns: pa.Schema) -> Opened:
+        """Before any task of the epoch that Spark has begun; `columns` are those that the sink's writers get."""
         ledger, spark_log = self._at()
         self._refuse_another_query(ledger, spark_log)
         ticket, newest, (epoch, begun) = ledger.ticket(), ledger.newest_generation(), spark_log.next_epoch()
@@ -117,13 +117,13 @@ class Relay:
             decided = ledger.decisions_since(epoch, spark_log.query_id())
             if ticket["generation"] == own and ticket["epoch"] == epoch - 1 and not decided:
                 failpoint("epoch.opened")
-                return Opened(own, epoch, "none", True, None, (), self._rule(schema), ticket["hints"])
+                return Opened(own, epoch, "none", True, None, (), rule_of(columns), ticket["hints"])
         context = CheckContext(self._job(ledger), self.limits.interval_seconds, self.limits.timeout_seconds)
         for finding in self.sink.check(context, self.uid):
             log.warning("%s: %s", finding.sink, finding.message)
         with contextlib.closing(self._coordinator(ledger, spark_log, previous=own)) as coordinator:
             resume = coordinator.recover(query_running=True)
-            rule = self._rule(schema, resume.replay)
+            rule = self._rule(columns, resume.replay)
             hints = coordinator.hints(self.uid)
         failpoint("epoch.opened")
         replay, lost = resume.replay, tuple(sorted(resume.replay.lost)) if resume.replay else ()
@@ -227,10 +227,8 @@ class Relay:
             preparation=Reported,
         )
 
-    def _rule(self, schema: StructType, replay: Replay | None = None) -> int:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        rule = rule_of(to_arrow_schema(schema, timezone="UTC"))
+    def _rule(self, columns: pa.Schema, replay: Replay | None) -> int:
+        rule = rule_of(columns)
         decided = rules_of(replay.decision.committables).get(self.uid, rule) if replay is not None else rule
         if decided == NESTED:
             raise ReplayDiffers(
@@ -263,6 +261,20 @@ class Relay:
 
 _runs: dict[tuple[str, str], Coordinator] = {}
 """Those of this process that have ended an epoch of a query, to end its next one."""
+
+
+def fitted(fit: Callable[[pa.RecordBatch], pa.RecordBatch], schema: StructType) -> pa.Schema:
+    """The columns that writers get; `SchemaMismatch` where one is of a type that cannot be summed."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    kinds = to_arrow_schema(schema, timezone="UTC")
+    row = fit(pa.RecordBatch.from_arrays([pa.nulls(1, kind.type) for kind in kinds], names=kinds.names))
+    try:
+        RowHashes([True] * row.num_columns, rule_of(row.schema)).of(row)
+    except TypeError as error:
+        raise SchemaMismatch(f"A column cannot go by format('penstock'): {error}.", to_do="cast it.") from None
+    return row.schema
 
 
 def _with_hashes(

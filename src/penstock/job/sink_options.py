@@ -14,6 +14,7 @@ from typing import Any
 import penstock
 from penstock.config import Checkpoints
 from penstock.config.option import boolean, whole
+from penstock.contracts.guarantees import Chain, Guarantee
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.errors import ConfigurationError
 from penstock.naming import check_name
@@ -71,9 +72,11 @@ def parse_options(options: Mapping[str, str]) -> dict[str, Any]:
     limits: dict[str, Any] = {
         name: texts[name].split(",") if name == "trusted_schemes" else texts[name] for name in _LIMITS if name in texts
     }
+    made, uid = _made(sink, values, texts["sink"]), check_name(texts["uid"], "uid")
+    Chain((made.link(uid),)).require(Guarantee.EXACTLY_ONCE)
     return {
-        "sink": _made(sink, values, texts["sink"]),
-        "uid": check_name(texts["uid"], "uid"),
+        "sink": made,
+        "uid": uid,
         "job": check_name(texts["job"], "job") if texts.get("job") else None,
         "checkpoint": texts["checkpointlocation"],
         "folder": texts.get("ledger") or None,

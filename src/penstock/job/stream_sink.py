@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.engine.relay import Relay
+from penstock.contracts.guarantees import Chain, format_link
+from penstock.engine.relay import Relay, fitted
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.job.sink_options import parse_options
 from penstock.spark.executors import TaskFault
@@ -58,6 +59,13 @@ class StreamSink(DataSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_travelled": True}
 
+    @staticmethod
+    def explain(options: Mapping[str, str]) -> str:
+        """What a query with these options promises, link by link, and what this way cannot do. The source is the
+        query's own, and not looked at."""
+        arguments = parse_options(options)
+        return Chain((format_link(), arguments["sink"].link(arguments["uid"]))).explain()
+
     def streamWriter(self, schema: StructType, overwrite: bool) -> EpochWriter:  # noqa: N802 - Spark's name
         with _plainly():
             if overwrite:
@@ -85,7 +93,7 @@ class EpochWriter(DataSourceStreamArrowWriter):
         if schema is not None:
             self._fit = relay.sink.fit(schema)
             self._nullable = {field.name.lower(): field.nullable for field in schema.fields}
-            self._opened, self._job = relay.open(schema), relay.job_name()
+            self._opened, self._job = relay.open(fitted(self._fit, schema)), relay.job_name()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Report:
         from pyspark import TaskContext

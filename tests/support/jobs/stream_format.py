@@ -25,6 +25,7 @@ def main(config: Pipeline) -> None:
     builder = builder.config("spark.jars", ",".join(map(str, jar_set(KAFKA_JARS)))).config(
         "spark.driver.memory", "512m"
     )
+    builder = builder.config("spark.python.daemon.module", "penstock.spark.python_daemon")
     for name, value in config.conf.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -50,7 +51,7 @@ def main(config: Pipeline) -> None:
         try:
             query.awaitTermination()
         except Exception as error:
-            print("QUERY FAILED:", error, file=sys.stderr, flush=True)
+            sys.stderr.write(f"QUERY FAILED: {error}\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from penstock.deadline import Deadline
 from penstock.engine import drainer as module
 from penstock.engine.drainer import WriteTurn
 from penstock.engine.inflight import InFlight
-from penstock.engine.task import Route, write_rows, committable
+from penstock.engine.task import Route, committable, write_rows
 from penstock.errors import CheckpointBehind, LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
 from penstock.logs import JsonFormatter

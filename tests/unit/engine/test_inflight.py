@@ -16,7 +16,7 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.engine.attempt import Gate
 from penstock.engine.inflight import InFlight
-from penstock.engine.task import Route, Writing, write_rows, committable
+from penstock.engine.task import Route, Writing, committable, write_rows
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
 from penstock.events import Events
 from penstock.failpoints import POINTS, InjectedFault, hooked

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.decision import Committable
 from penstock.engine.inflight import InFlight
-from penstock.engine.task import Route, Writing, write_rows, committable
+from penstock.engine.task import Route, Writing, committable, write_rows
 from penstock.errors import PreCommitFailed, StorageNotShared
 from penstock.failpoints import POINTS, hooked
 from tests.support.inflight_world import World, batch, rows, scope

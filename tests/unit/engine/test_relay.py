@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, StructType
 
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
@@ -30,7 +29,7 @@ from penstock.failpoints import POINTS, hooked
 from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
 
-SCHEMA = StructType().add("n", IntegerType(), nullable=False)
+SCHEMA = pa.schema([("n", pa.int32())])
 SKIPPED = {"recover.finished", "commit.first"}  # Spark's log is never completed here; the memory has no such point
 DRIVER = [
     name

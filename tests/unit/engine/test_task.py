@@ -15,7 +15,7 @@ from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, 
 from penstock.deadline import Deadline
 from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.preparation import left_strays, ran_again
-from penstock.engine.task import Route, Writing, write_rows, attempt_of, committable
+from penstock.engine.task import Route, Writing, attempt_of, committable, write_rows
 from penstock.errors import SystemUnavailable, ValueTooLarge
 from penstock.spark.executors import TaskFault, fault_in
 
