@@ -14,19 +14,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
-from penstock.contracts.guarantees import Chain, format_link
-from penstock.engine.relay import Relay, fitted
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.job.sink_options import parse_options
-from penstock.spark.executors import TaskFault
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:
+    raise ConfigurationError(
+        "format('penstock') needs writers of streams that take Arrow's batches, which this PySpark does not have.",
+        to_do="use PySpark 4.1 or newer; or penstock.exactly_once or a Job, which work from 4.0 on.",
+    ) from None
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from penstock.engine.relay import Relay
 
 _HIDE = "SPARK_HIDE_TRACEBACK"  # with it PySpark's workers send an error without the way to it
 
@@ -63,6 +69,9 @@ class StreamSink(DataSource):
     def explain(options: Mapping[str, str]) -> str:
         """What a query with these options promises, link by link, and what this way cannot do. The source is the
         query's own, and not looked at."""
+        from penstock.contracts.guarantees import Chain, format_link
+        from penstock.job.sink_options import parse_options
+
         arguments = parse_options(options)
         return Chain((format_link(), arguments["sink"].link(arguments["uid"]))).explain()
 
@@ -73,6 +82,9 @@ class StreamSink(DataSource):
                     "format('penstock') was given outputMode('complete'), which writes every row again in each epoch.",
                     to_do="use outputMode('append') or 'update'; with 'update', a sink that updates by key.",
                 )
+            from penstock.engine.relay import Relay
+            from penstock.job.sink_options import parse_options
+
             relay = Relay(**parse_options(self.options), driver=_driver())
             return EpochWriter(relay, None if self._travelled else schema)
 
@@ -91,6 +103,8 @@ class EpochWriter(DataSourceStreamArrowWriter):
     def __init__(self, relay: Relay, schema: StructType | None) -> None:
         self._relay = relay
         if schema is not None:
+            from penstock.engine.relay import fitted
+
             self._fit = relay.sink.fit(schema)
             self._nullable = {field.name.lower(): field.nullable for field in schema.fields}
             self._opened, self._job = relay.open(fitted(self._fit, schema)), relay.job_name()
@@ -120,13 +134,14 @@ def _driver() -> str:
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
     """A named error reaches the user as its own sentences, without a trace of this worker, which ends with it."""
+    from penstock.spark.executors import TaskFault
+
     try:
         yield
-    except TaskFault as fault:
+    except (TaskFault, PenstockError) as error:
         os.environ[_HIDE] = "1"
-        raise fault.__cause__ or fault from None
-    except PenstockError:
-        os.environ[_HIDE] = "1"
+        if isinstance(error, TaskFault) and error.__cause__ is not None:
+            raise error.__cause__ from None
         raise
 
 

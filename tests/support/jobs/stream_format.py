@@ -43,7 +43,7 @@ def main(config: Pipeline) -> None:
         .option("job", config.name)
         .option("uid", "copy")
         .option("commit_timeout", config.commit_timeout)
-        .option("checkpointLocation", f"{config.storage}/spark")
+        .option("checkpointLocation", f"{config.storage}/{config.name}/copy/spark")
         .option("ledger", f"{config.storage}/ledgers")
     )
     for _ in range(config.restarts):

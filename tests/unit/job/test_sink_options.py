@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
+from scripts.format_options import BEGIN, END, insert_tables, tables
 
 import penstock
 from penstock.contracts.sink import TwoPhaseSink
@@ -18,10 +19,9 @@ from penstock.engine.relay import fitted
 from penstock.errors import ConfigurationError, GuaranteeError, SchemaMismatch
 from penstock.job.sink_options import SINKS, arguments_of, parse_options, sink_class
 from penstock.job.stream_sink import StreamSink
-from scripts.format_options import BEGIN, END, insert_tables, tables
 
 ROOT = Path(__file__).resolve().parents[3]
-KAFKA = {"sink": "kafka", "uid": "out", "checkpointLocation": "/checkpoints/out", "servers": "localhost:1", "topic": "t"}
+KAFKA = {"sink": "kafka", "uid": "out", "checkpointLocation": "/c/out", "servers": "localhost:1", "topic": "t"}
 
 
 def test_the_reference_lists_what_the_code_has() -> None:
