@@ -79,8 +79,8 @@ def format_link() -> Link:
     """The guarantee of Spark and the epochs of `format("penstock")`."""
     because = (
         "positions and state in the checkpoint, one decision per epoch, taken in Spark's Python workers. A decided"
-        " epoch that Spark's log lacks is proven by a replay, not finished without computing; no savepoints of the query, no"
-        " unaligned or concurrent checkpoints, no other mode"
+        " epoch that Spark's log lacks is proven by a replay, not finished without computing; no savepoints of the"
+        " query, no unaligned or concurrent checkpoints, no other mode"
     )
     return Link("engine", "spark", Guarantee.EXACTLY_ONCE, because)
 
