@@ -193,7 +193,8 @@ class Relay:
         task = context.partitionId(), context.taskAttemptId()
         writer = WriterScope(scope, opened.epoch, _ATTEMPT, *task, opened.hints)
         writing = Writing(Route.COUNT if counts else Route.SINK)
-        hashed = _with_hashes(map(fit, batches), nullable, opened.rule)
+        rows = (fit(batch) for batch in batches if batch.num_rows)
+        hashed = _with_hashes(rows, nullable, opened.rule)
         result = write_rows(self.sink, writer, hashed, writing, opened.rule)
         return report(context, {**result, "opened": opened.to_json()})
 

@@ -31,11 +31,12 @@ OWN = {
     "checkpointlocation": "Spark's checkpoint of the query, a path that the driver can reach; a pipeline sets it",
     "job": "the job's name in the other system; without it the ledger generates one and keeps it",
     "ledger": "folder for the ledgers of the job's queries; without it the ledger is in the query's checkpoint",
+    "timeout": "how long an epoch may take: nothing ends it then, but the timeouts of the sink must be longer",
     "commit_timeout": "how long a decided epoch's commits are tried and proven, before the query fails",
     "abort_timeout": "how long aborting may take",
     "trusted_schemes": "as penstock.ledger.trusted-schemes",
 }  # fmt: skip
-_LIMITS = ("commit_timeout", "abort_timeout", "trusted_schemes")
+_LIMITS = ("timeout", "commit_timeout", "abort_timeout", "trusted_schemes")
 _SPARKS = ("path", "queryname")  # what Spark adds by itself
 
 

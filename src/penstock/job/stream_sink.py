@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -127,8 +128,10 @@ class EpochWriter(DataSourceStreamArrowWriter):
 
 
 def _driver() -> str:
-    """What all workers of one driver share: the folder of its blocks, which Spark names anew for each driver."""
-    return hashlib.sha256(os.environ.get("SPARK_LOCAL_DIRS", "").encode()).hexdigest()[:16]
+    """What all workers of one driver share: the folder of its blocks, which Spark names anew for each driver. Without
+    it every worker counts as a driver of its own, so that each epoch recovers."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or secrets.token_hex(8)
+    return hashlib.sha256(folders.encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

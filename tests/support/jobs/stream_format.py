@@ -42,6 +42,7 @@ def main(config: Pipeline) -> None:
         .option("transaction_timeout", config.transaction_timeout)
         .option("job", config.name)
         .option("uid", "copy")
+        .option("timeout", config.timeout)
         .option("commit_timeout", config.commit_timeout)
         .option("checkpointLocation", f"{config.storage}/{config.name}/copy/spark")
         .option("ledger", f"{config.storage}/ledgers")

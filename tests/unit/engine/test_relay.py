@@ -117,7 +117,7 @@ class Driver:
 
     def _task(self, opened: Opened, batch: int, number: int, rows: Sequence[int]) -> str:
         self.world.tasks += 1
-        batches = [pa.RecordBatch.from_pydict({"n": pa.array(rows, pa.int32())})]
+        batches = [pa.RecordBatch.from_pydict({"n": pa.array(part, pa.int32())}) for part in (rows, [])]
         task: Any = Task(number, self.world.tasks, batch)
         return self.relay.write(opened, lambda rows: rows, {"n": False}, iter(batches), task, "job")
 
