@@ -218,6 +218,10 @@ class Coordinator:
     def refuse_superseded(self) -> None:
         self._run.refuse_superseded()
 
+    def overwritten(self, epoch: int) -> BarrierOverwritten:
+        """The error for a barrier that is another driver's."""
+        return self._positions.overwritten(epoch)
+
     def close(self) -> None:
         """Free the sinks' connections. Waits for an epoch under way."""
         self.gate.close()

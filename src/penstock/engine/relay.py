@@ -63,10 +63,11 @@ _ATTEMPT = 1  # Spark tries an epoch again only in a new start; the ids of its t
 @dataclass(frozen=True, slots=True)
 class Opened:
     """What `open` found, for the tasks and, by their reports, for the commit. `goes_on`: with a ticket, nothing was
-    registered. `decided` is the decision that the epoch replays, `lost` its writers that are to be rewritten."""
+    registered. `barrier` is the digest of `offsets/N` at that time. `decided` is the decision that the epoch replays, `lost` its writers that are to be rewritten."""
 
     generation: int
     epoch: int
+    barrier: str
     action: str
     goes_on: bool
     decided: tuple[int, int] | None
@@ -107,7 +108,8 @@ class Relay:
         ledger, spark_log = self._at()
         self._refuse_another_query(ledger, spark_log)
         ticket, newest, (epoch, begun) = ledger.ticket(), ledger.newest_generation(), spark_log.next_epoch()
-        if not begun:
+        barrier = spark_log.barrier(epoch) if begun else None
+        if barrier is None:
             raise mismatch(self.uid, f"{spark_log.location} has no epoch that is under way")
         own = newest if newest and ledger.is_of(newest, self.driver) else 0
         if ticket is not None and ticket["driver"] == self.driver:
@@ -117,7 +119,7 @@ class Relay:
             decided = ledger.decisions_since(epoch, spark_log.query_id())
             if ticket["generation"] == own and ticket["epoch"] == epoch - 1 and not decided:
                 failpoint("epoch.opened")
-                return Opened(own, epoch, "none", True, None, (), rule_of(columns), ticket["hints"])
+                return Opened(own, epoch, barrier.digest, "none", True, None, (), rule_of(columns), ticket["hints"])
         context = CheckContext(self._job(ledger), self.limits.interval_seconds, self.limits.timeout_seconds)
         for finding in self.sink.check(context, self.uid):
             log.warning("%s: %s", finding.sink, finding.message)
@@ -128,7 +130,8 @@ class Relay:
         failpoint("epoch.opened")
         replay, lost = resume.replay, tuple(sorted(resume.replay.lost)) if resume.replay else ()
         decision = None if replay is None else (replay.decision.id.epoch, replay.decision.id.generation)
-        return Opened(resume.generation, resume.epoch, resume.action, False, decision, lost, rule, hints)
+        found = barrier.digest, resume.action, False, decision, lost, rule, hints
+        return Opened(resume.generation, resume.epoch, *found)
 
     def commit(self, reports: Sequence[str], batch: int) -> None:
         """Returns when the epoch is visible; then Spark writes its commit."""
@@ -146,6 +149,7 @@ class Relay:
         try:
             if run.generation == 0:
                 run.adopt(self._resume(opened, ledger, spark_log))
+            self._refuse_overwritten(run, spark_log, opened, batch)
             run(answers, batch)  # type: ignore[arg-type]
             if leaves_ticket:
                 facts = {"driver": self.driver, "generation": run.generation, "epoch": batch}
@@ -247,6 +251,13 @@ class Relay:
             decision = next(one for one in decisions if (one.id.epoch, one.id.generation) == opened.decided)
             replay = Replay(decision, frozenset(opened.lost))
         return Resume(opened.generation, opened.epoch, opened.action, replay)
+
+    def _refuse_overwritten(self, run: Coordinator, spark_log: SparkLog, opened: Opened, batch: int) -> None:
+        """What Spark holds in memory cannot be asked for here, but the file must be the one that the tasks began with."""
+        barrier = spark_log.barrier(batch)
+        if barrier is None or barrier.digest != opened.barrier:
+            run.refuse_superseded()  # then the other driver is the newer one
+            raise run.overwritten(batch)
 
     def _refuse_another_query(self, ledger: Ledger, spark_log: SparkLog) -> None:
         other = ledger.last_claimant() if self.folder is not None else None

@@ -17,6 +17,7 @@ from penstock.config import Checkpoints
 from penstock.engine import relay as engine
 from penstock.engine.relay import Opened, Relay
 from penstock.errors import (
+    BarrierOverwritten,
     ConfigurationError,
     DuplicateUid,
     LedgerError,
@@ -311,6 +312,20 @@ def test_a_driver_that_hung_between_decision_and_look_commits_nothing(world: Wor
     assert opened[0].action == "verify"
     new.finish(new.write(opened[0], batch), batch)
     assert sorted(world.sink.visible) == world.expected()
+
+
+def test_a_barrier_that_another_driver_has_written_over_is_not_decided_on(world: World) -> None:
+    driver = world.driver()
+    driver.epoch()
+    batch = driver.begin()
+    reports = driver.write(driver.open(), batch)
+    offsets = world.checkpoint / "offsets" / str(batch)
+    offsets.write_text(offsets.read_text().replace("20", "17"))
+    with pytest.raises(BarrierOverwritten):
+        driver.finish(reports, batch)
+    driver.relay.abort()
+    assert not world.sink.prepared
+    assert sorted(world.sink.visible) == list(range(10))
 
 
 def test_tasks_of_another_epoch_write_nothing(world: World) -> None:

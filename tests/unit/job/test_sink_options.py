@@ -15,6 +15,8 @@ from scripts.format_options import BEGIN, END, insert_tables, tables
 
 import penstock
 from penstock.contracts.sink import TwoPhaseSink
+from penstock.engine.checksum import ARROW as NESTED_RULE
+from penstock.engine.hashing import RowHashes
 from penstock.engine.relay import fitted
 from penstock.errors import ConfigurationError, GuaranteeError, SchemaMismatch
 from penstock.job.sink_options import SINKS, arguments_of, parse_options, sink_class
@@ -52,7 +54,7 @@ def test_texts_become_what_the_sink_takes() -> None:
 
 def test_a_mapping_that_is_spread_and_a_sequence() -> None:
     given = {"sink": "postgres", "uid": "out", "checkpointlocation": "/c", "conninfo": "host=db", "table": "rows"}
-    sink = parse_options({**given, "key": "id, day", "options.sslmode": "require"})["sink"]
+    sink = parse_options({**given, "key": "id, day", "mode": "upsert", "options.sslmode": "require"})["sink"]
     assert isinstance(sink, penstock.PostgresSink)
     assert tuple(sink.key) == ("id", "day")
 
@@ -114,12 +116,13 @@ def test_only_a_sink_of_streams(what: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_source_that_travelled_begins_no_epoch() -> None:
     """Spark asks it for a writer to end the epoch with; its checkpoint is not looked at before."""
     travelled: StreamSink = pickle.loads(pickle.dumps(StreamSink(KAFKA)))
-    assert travelled.streamWriter(t.StructType().add("value", "string"), False) is not None
+    assert travelled.streamWriter(t.StructType().add("value", t.StringType()), False) is not None
 
 
 def test_kafka_takes_its_columns_as_its_writer_wants_them() -> None:
     sink = parse_options(KAFKA)["sink"]
-    schema = t.StructType().add("Value", "string").add("more", "int").add("key", "binary").add("partition", "smallint")
+    kinds = {"Value": t.StringType(), "more": t.IntegerType(), "key": t.BinaryType(), "partition": t.ShortType()}
+    schema = t.StructType([t.StructField(name, kind) for name, kind in kinds.items()])
     fit = sink.fit(schema)
     given = pa.RecordBatch.from_pydict(
         {"Value": ["a", None], "more": [1, 2], "key": [b"k", b"l"], "partition": pa.array([0, 1], pa.int16())}
@@ -131,27 +134,46 @@ def test_kafka_takes_its_columns_as_its_writer_wants_them() -> None:
     assert fitted(fit, schema) == rows.schema
 
 
+FLAT = {"n": t.IntegerType(), "text": t.StringType()}
+NESTED = {"n": t.IntegerType(), "list": t.ArrayType(t.StringType()), "map": t.MapType(t.StringType(), t.LongType())}
+
+
 @pytest.mark.parametrize(
-    ("options", "schema", "fits"),
+    ("options", "kinds", "fits"),
     [
-        ({"sink": "files", "path": "/out"}, "n int, t string", True),
-        ({"sink": "files", "path": "/out"}, "n int, list array<string>, m map<string, int>", True),
-        ({"sink": "files", "path": "/out", "format": "json"}, "n int", False),
-        ({"sink": "files", "path": "/out", "format": "csv"}, "n int", False),
-        ({"sink": "mysql", "table": "t", "user": "u"}, "n int, t string", True),
-        ({"sink": "mysql", "table": "t", "user": "u"}, "n int, list array<string>", False),
-        ({"sink": "delta", "path": "/out"}, "n int, t string", True),
-        ({"sink": "kafka", "servers": "s:1", "topic": "t"}, "n int", False),
+        ({"sink": "files", "path": "/out"}, FLAT, True),
+        ({"sink": "files", "path": "/out"}, NESTED, True),
+        ({"sink": "files", "path": "/out", "format": "json"}, FLAT, False),
+        ({"sink": "files", "path": "/out", "format": "csv"}, FLAT, False),
+        ({"sink": "mysql", "table": "t", "user": "u"}, FLAT, True),
+        ({"sink": "mysql", "table": "t", "user": "u"}, NESTED, False),
+        ({"sink": "delta", "path": "/out"}, FLAT, True),
+        ({"sink": "kafka", "servers": "s:1", "topic": "t"}, FLAT, False),
+        ({"sink": "redis", "url": "redis://localhost", "key": "n"}, FLAT, False),
     ],
 )
-def test_columns_that_spark_would_have_to_change_are_refused(options: dict[str, str], schema: str, fits: bool) -> None:
-    columns = t.StructType()
-    for part in schema.replace("map<string, int>", "map<string;int>").split(", "):
-        name, _, kind = part.partition(" ")
-        columns.add(name, kind.replace(";", ","))
+def test_columns_that_spark_would_have_to_change_are_refused(
+    options: dict[str, str], kinds: dict[str, t.DataType], fits: bool
+) -> None:
+    columns = t.StructType([t.StructField(name, kind) for name, kind in kinds.items()])
     sink = parse_options({"uid": "out", "checkpointLocation": "/c", **options})["sink"]
     if fits:
         assert fitted(sink.fit(columns), columns).names == columns.names
     else:
         with pytest.raises(SchemaMismatch):
             fitted(sink.fit(columns), columns)
+
+
+def test_a_row_is_hashed_as_spark_hashes_it_whatever_the_batches() -> None:
+    """The same rows in other batches and another order have the same sum, and another value another one."""
+    hashes = RowHashes([True, True], NESTED_RULE)
+    kinds = pa.schema([("n", pa.int32()), ("map", pa.map_(pa.string(), pa.int64()))])
+    rows = [{"n": 1, "map": [("a", 1), ("b", 2)]}, {"n": None, "map": None}]
+    turned = [{"n": None, "map": None}, {"n": 1, "map": [("b", 2), ("a", 1)]}]
+    other = [{"n": 1, "map": [("a", 1), ("b", 3)]}, {"n": None, "map": None}]
+
+    def total(rows: list[dict[str, Any]]) -> int:
+        return sum(hashes.of(pa.RecordBatch.from_pylist(rows, kinds)).to_pylist()) % (1 << 64)
+
+    assert total(rows) == total(turned) == (total(rows[:1]) + total(rows[1:])) % (1 << 64)
+    assert total(rows) != total(other)
