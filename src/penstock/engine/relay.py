@@ -62,8 +62,9 @@ _ATTEMPT = 1  # Spark tries an epoch again only in a new start; the ids of its t
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open` found, for the tasks and, by their reports, for the commit. `goes_on`: with a ticket, nothing was
-    registered. `barrier` is the digest of `offsets/N` at that time. `decided` is the decision that the epoch replays, `lost` its writers that are to be rewritten."""
+    """What `open` found, for the tasks and, by their reports, for the commit. `barrier` is the digest of `offsets/N` at
+    that time. `goes_on`: with a ticket, nothing was registered. `decided` is the decision that the epoch replays,
+    `lost` its writers that are to be rewritten."""
 
     generation: int
     epoch: int
@@ -253,7 +254,7 @@ class Relay:
         return Resume(opened.generation, opened.epoch, opened.action, replay)
 
     def _refuse_overwritten(self, run: Coordinator, spark_log: SparkLog, opened: Opened, batch: int) -> None:
-        """What Spark holds in memory cannot be asked for here, but the file must be the one that the tasks began with."""
+        """Spark's memory cannot be asked for here; but the file must be the one that the tasks began with."""
         barrier = spark_log.barrier(batch)
         if barrier is None or barrier.digest != opened.barrier:
             run.refuse_superseded()  # then the other driver is the newer one
