@@ -15,8 +15,8 @@ NAMES = [
     "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
     "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "KafkaSink", "KafkaSource", "Mode", "MySqlSink", "Outcome",
     "PenstockError", "PostgresSink",
-    "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource", "Source", "StateBackend", "TwoPhaseSink",
-    "WriteAheadSink", "Writer", "exactly_once", "parse",
+    "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource", "Source", "StateBackend", "StreamSink",
+    "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once", "parse",
 ]  # fmt: skip
 
 BLOCKED = """
