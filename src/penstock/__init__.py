@@ -17,6 +17,7 @@ if typing.TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.job.dropin import exactly_once
     from penstock.job.job import CheckpointInfo, Job
+    from penstock.job.stream_sink import StreamSink
     from penstock.sinks.files import FileSink
     from penstock.sinks.kafka import KafkaSink
     from penstock.sinks.mysql import MySqlSink
@@ -36,7 +37,7 @@ __all__ = [
     "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
     "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "KafkaSink", "KafkaSource", "Mode", "MySqlSink",
     "Outcome", "PenstockError", "PostgresSink", "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource",
-    "Source", "StateBackend", "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once", "parse",
+    "Source", "StateBackend", "StreamSink", "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once", "parse",
 ]  # fmt: skip
 
 _MODULES = {
@@ -44,7 +45,8 @@ _MODULES = {
     "config.restart_strategy": "RestartStrategy", "contracts.guarantees": "Guarantee",
     "contracts.sink": "Committer Sink TwoPhaseSink Writer", "contracts.source": "Source",
     "engine.preparation": "Epoch", "errors": "PenstockError", "job.dropin": "exactly_once",
-    "job.job": "CheckpointInfo Job", "sinks.files": "FileSink", "sinks.kafka": "KafkaSink", "sinks.mysql": "MySqlSink",
+    "job.job": "CheckpointInfo Job", "job.stream_sink": "StreamSink",
+    "sinks.files": "FileSink", "sinks.kafka": "KafkaSink", "sinks.mysql": "MySqlSink",
     "sinks.postgres": "PostgresSink", "sinks.redis": "RedisSink", "sinks.tables": "DeltaSink IcebergSink",
     "sinks.write_ahead": "WriteAheadSink", "sources.datagen": "DataGenSource", "sources.files": "FileSource",
     "sources.kafka": "KafkaSource", "sources.socket": "SocketSource", "spark.parse": "Json parse",

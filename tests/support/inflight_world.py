@@ -14,7 +14,7 @@ from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.inflight import InFlight
-from penstock.engine.task import Route, _write, committable
+from penstock.engine.task import Route, committable, write_rows
 from penstock.events import Events
 from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
@@ -74,7 +74,7 @@ class World:
         """Log one writer's rows for an epoch and hand them over; what is visible then is the drainer's affair."""
         writing = replace(driver.writing("out", 0.0), route=route)
         where = replace(scope(epoch=epoch), sink=SinkScope("job", "out", self.generation))
-        one = committable("out", _write(self.sink, where, iter([batch(*numbers)]), writing))
+        one = committable("out", write_rows(self.sink, where, iter([batch(*numbers)]), writing))
         driver.commit(epoch, [one], lambda *_: {one.id: Outcome.UNKNOWN})
         return one
 

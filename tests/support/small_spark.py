@@ -27,7 +27,7 @@ from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.inflight import InFlight
 from penstock.engine.preparation import EpochOutputs
-from penstock.engine.task import _write, committable
+from penstock.engine.task import committable, write_rows
 from penstock.events import Events
 from penstock.storage.local import LocalStorage
 
@@ -225,7 +225,7 @@ class SmallSpark:
             assignment = outputs.assignments.of("out")
             serial = next(self._serial)
             scope = WriterScope(assignment.scope, epoch, assignment.attempt, writer, serial, assignment.hints)
-            report = _write(self.sink, scope, iter([batch] if len(batch) else []), assignment.writing)
+            report = write_rows(self.sink, scope, iter([batch] if len(batch) else []), assignment.writing)
             outputs.committables.append(committable("out", report))
         outputs._written.add("out")
         if self._stateful:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.audit.hashing import U64, Layout, Values, finish, hash_rows
+from penstock.engine.hashing import U64, Layout, Values, finish, hash_rows
 from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST
 
 MODULO = 1 << 64

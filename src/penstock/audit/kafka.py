@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.audit.compare import KEPT_HASHES, Decided, Later, Part, Visible
-from penstock.audit.hashing import I64, Values
 from penstock.deadline import Deadline
+from penstock.engine.hashing import I64, Values
 from penstock.errors import SystemUnavailable
 from penstock.kafka.connections import Connections, kafka_python
 from penstock.kafka.log import Batch, Place, batches, fetch, find_places

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.audit.compare import Decided, Later, Part, Visible
-from penstock.audit.hashing import values_of
+from penstock.engine.hashing import values_of
 from penstock.storage.open import task_tree
 from penstock.storage.s3 import S3Folder
 

@@ -61,6 +61,7 @@ STORE_SCHEMA = "_metadata/schema"  # of a store without column families
 # A ledger
 IDENTITY, GENERATIONS, CLAIMS, EPOCHS = "identity.json", "generations", "claims", "epochs"
 BEGUN, RULINGS, PROBE = "begun", "rulings", "probe"
+TICKET = "ticket.json"  # of a run whose epochs begin and end in different processes, see `engine.relay`
 
 # The in-flight log of a sink
 LOGS, BACKLOG, DRAINED = "logs", "backlog", "drained"

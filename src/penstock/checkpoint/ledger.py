@@ -4,6 +4,7 @@
     generations/00000007.json          this run registered (before it looked at anything)
     claims/00000007.json               what it found, and the decision it honours
     epochs/0000000012.g00000007.json   manifest: the decision to commit epoch 12, by generation 7
+    ticket.json                        what `format("penstock")` goes on from in the next epoch
     begun/0000000012.<query id>.json   at most once: epoch 12 was begun and is never begun again
     rulings/0000000012.<random>.json   an operator's ruling on writers of epoch 12 whose outcome cannot be proven
 
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint import layout
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.checkpoint.layout import seal, unseal
-from penstock.errors import LedgerError, StorageNotAtomic
+from penstock.errors import LedgerCorrupt, LedgerError, StorageNotAtomic
 from penstock.storage.storage import PROBES, AlreadyExists, Storage, race, tidying
 
 if TYPE_CHECKING:
@@ -133,6 +134,28 @@ class Ledger:
                 honours = DecisionId(*body["honours"]) if body["honours"] else None
                 claims.append(Claim(body["generation"], body["epoch"], honours))
         return tuple(claims)
+
+    def last_claimant(self) -> str | None:
+        """The Spark query that the newest claim was made for, if it had an id."""
+        newest = max(self._numbered(layout.CLAIMS), default=0)
+        body = self._body("claim", f"{layout.CLAIMS}/{newest:08d}.json")
+        return None if body is None else body["query"]
+
+    # Tickets
+
+    def hand_over(self, ticket: Mapping[str, Any]) -> None:
+        """Leave what the process that begins the next epoch goes on from."""
+        self._storage.delete(layout.TICKET)
+        self._storage.create(layout.TICKET, seal("ticket", ticket))
+
+    def ticket(self) -> dict[str, Any] | None:
+        """What `hand_over` left. `tear` it before it is used: it is good for one epoch."""
+        with contextlib.suppress(LedgerCorrupt):  # one without a ticket recovers
+            return self._body("ticket", layout.TICKET)
+        return None
+
+    def tear(self) -> None:
+        self._storage.delete(layout.TICKET)
 
     # Epochs begun at most once
 

@@ -23,7 +23,7 @@ ATOMIC_SCHEMES = frozenset({"hdfs", "s3a", "s3"})
 """Through Hadoop, the create of these is known to be one step; `penstock.storage.hadoop` says how."""
 
 
-def ledger_at(location: str, spark: SparkSession, *, retained: int, trusted: Collection[str] = ()) -> Ledger:
+def ledger_at(location: str, spark: SparkSession | None, *, retained: int, trusted: Collection[str] = ()) -> Ledger:
     """The ledger. On storage that is not a local disk only where atomic creates are promised, by the storage
     itself or by the user with `trusted`, and only after a race of creates has had one winner."""
     storage = storage_at(location, spark)
@@ -65,9 +65,10 @@ def _require_fresh(storage: LocalStorage, trusted: Collection[str]) -> None:
     )
 
 
-def spark_log_at(location: str, spark: SparkSession, *, known: bool = True, positions: int = 0) -> SparkLog:
-    """`known` and `positions`: see `SparkLog`."""
-    state_format = str(spark.conf.get(STATE_FORMAT, "1"))
+def spark_log_at(location: str, spark: SparkSession | None, *, known: bool = True, positions: int = 0) -> SparkLog:
+    """`known` and `positions`: see `SparkLog`. Without a session the log is never completed, so its format does not
+    matter."""
+    state_format = "1" if spark is None else str(spark.conf.get(STATE_FORMAT, "1"))
     return SparkLog(storage_at(location, spark), state_format=state_format, known=known, positions=positions)
 
 

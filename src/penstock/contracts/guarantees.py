@@ -75,6 +75,16 @@ def wanted(mode: str) -> Guarantee:
     return Guarantee[str(mode).upper()]
 
 
+def format_link() -> Link:
+    """The guarantee of Spark and the epochs of `format("penstock")`."""
+    because = (
+        "positions and state in the checkpoint, one decision per epoch, taken in Spark's Python workers. A decided"
+        " epoch that Spark's log lacks is proven by a replay, not finished without computing; no savepoints of the"
+        " query, no unaligned or concurrent checkpoints, no other mode"
+    )
+    return Link("engine", "spark", Guarantee.EXACTLY_ONCE, because)
+
+
 def engine_link(checkpoints: Checkpoints, latency: float = 0.0) -> Link:
     """The guarantee of Spark and the epochs in this mode; with `latency`, of a real-time query."""
     guarantee = wanted(str(checkpoints.mode))

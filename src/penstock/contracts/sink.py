@@ -11,18 +11,19 @@ a `Committer`; the two share only the committables that writers return, because 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.deadline import Deadline
-from penstock.errors import ConfigurationError, PreCommitFailed
+from penstock.errors import ConfigurationError, PreCommitFailed, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,13 @@ class TwoPhaseSink(Sink):
     def shape(self, frame: DataFrame) -> DataFrame:
         return frame
 
+    def fit(self, schema: StructType) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """As `shape`, for the batches of a frame that is out of reach, with `format("penstock")`: called in the driver,
+        the function it returns in tasks. Unless overridden, `SchemaMismatch` where `shape` changes a column."""
+        columns = Columns(schema, self.describe())
+        self.shape(cast("DataFrame", columns))
+        return _as_it_is
+
     def redirected(self, suffix: str) -> TwoPhaseSink:
         """The same sink with another output: a topic, table or folder with `suffix` behind its name. For a fork of a
         job, which must not write to the job's output."""
@@ -215,6 +223,28 @@ class TwoPhaseSink(Sink):
         """In a task of a job in mode at_least_once: a writer whose `pre_commit` makes the rows visible. Unless a sink
         has a shorter way, each task commits by itself."""
         return CommittingWriter(self, scope)
+
+
+class Columns:
+    """What `shape` may ask of a frame that is out of reach. A column that Spark would have to change is refused."""
+
+    isStreaming = False  # noqa: N815 - Spark's name
+
+    def __init__(self, schema: StructType, sink: str) -> None:
+        self.schema, self.columns, self._sink = schema, schema.names, sink
+
+    def __getattr__(self, name: str) -> Any:
+        kinds = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self.schema.fields)
+        raise SchemaMismatch(
+            f"{self._sink} writes some of these columns as other types ({kinds}), and with format('penstock') the rows"
+            " are out of Spark's reach by then.",
+            to_do="make those columns what they become: nested ones, and whole rows for csv and json, text by to_json;"
+            " intervals text. Or use penstock.exactly_once or a Job.",
+        )
+
+
+def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 _COMMIT_SECONDS = 60.0

@@ -7,6 +7,7 @@ compared by the rule of the decision it must equal, so one that an earlier versi
 |---|---|
 | 0 | `xxhash64` of the columns and of which are null. Right for flat rows, and what they always get. `xxhash64` passes over nulls inside a column and over where an inner array ends, so before rule 1 nested rows could differ unseen |
 | 1 | nested columns are hashed from the inside out: every value with whether it is null, every array with its length, the entries of a map in whatever order |
+| 2 | as 0, with nested columns as text, computed over Arrow's bytes where Spark cannot be asked, see `hashing` |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
 
 HASH_COLUMN = "__penstock_hash"
-FLAT, NESTED = 0, 1
+FLAT, NESTED, ARROW = 0, 1, 2
 
 
 def checksum_of(total: int, rule: int) -> int:

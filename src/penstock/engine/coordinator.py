@@ -80,6 +80,7 @@ class Coordinator:
         observer: Observer | None = None,
         previous: int = 0,
         run: str = "",
+        preparation: type[Preparation] = Preparation,
     ) -> None:
         """`previous` is the generation of the last start in this process; `run` is the token of its generations."""
         limits = self._limits = checkpoints or Checkpoints()
@@ -98,7 +99,7 @@ class Coordinator:
         )
         self._ledger, self.watermark = ledger, WatermarkTracker()
         self._positions = Positions(query, ledger, log, running)
-        self._preparation = Preparation(self._run, body, executed_plan, self.watermark, inflight, observer, inputs)
+        self._preparation = preparation(self._run, body, executed_plan, self.watermark, inflight, observer, inputs)
         self.gate = Gate(query)
         self._stragglers = Stragglers(query, self._run.abort_dangling, inflight)
         self._jobs: Jobs = EachEpoch()
@@ -136,6 +137,21 @@ class Coordinator:
         if self._inflight is not None:
             self._inflight.start()
         return resume
+
+    def adopt(self, resume: Resume) -> None:
+        """Go on from what `recover` has found in another process of this driver, while the query runs."""
+        self._query_running, self._resume = True, resume
+        self._run.adopt(resume.generation, resume.epoch)
+        self._stragglers.started(resume.generation)
+
+    def abort_undecided(self) -> None:
+        """Register, and abort all that is open unless an epoch that comes next is decided."""
+        self._query_running = True
+        self._run.drive(protocol.abort_undecided(lambda _: True), self._perform)
+
+    def hints(self, uid: str) -> dict[str, Any]:
+        """What the sink tells the writers of the next epoch."""
+        return dict(self._run.committers[uid].hints())
 
     def __call__(self, frame: DataFrame, epoch: int, jobs: Jobs | None = None) -> None:
         """`foreachBatch`: returns only when epoch `epoch` is visible in every sink, or safe in the in-flight log; then
@@ -195,6 +211,10 @@ class Coordinator:
 
     def refuse_superseded(self) -> None:
         self._run.refuse_superseded()
+
+    def overwritten(self, epoch: int) -> BarrierOverwritten:
+        """The error for a barrier that is another driver's."""
+        return self._positions.overwritten(epoch)
 
     def close(self) -> None:
         """Free the sinks' connections. Waits for an epoch under way."""

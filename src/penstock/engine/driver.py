@@ -100,6 +100,11 @@ class LedgerRun:
         failpoint("recover.registered")
         return self.generation
 
+    def adopt(self, generation: int, epoch: int) -> None:
+        """Go on as `generation`, which another process of this driver has registered, with `epoch`."""
+        self.generation, self.next_epoch = generation, epoch
+        self.open_committers()
+
     def open_committers(self) -> None:
         self.committers.open({uid: self.scope(uid) for uid in self.sinks})
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink
@@ -291,3 +291,29 @@ class Preparation:
             sealed += self._inflight.sealed([item for item in written if item.logged], seal)
         by_id = {committable.id: committable for committable in sealed}
         return tuple(by_id.get(committable.id, committable) for committable in committables)
+
+
+_SWEEP_EVERY = 5.0
+
+
+class Reported(Preparation):
+    """Of epochs whose tasks Spark runs by itself: their answers come in place of a frame. What lost races between
+    tasks have left cannot be seen from here, so a sweep looks for it in the first epoch and every few seconds."""
+
+    _swept = 0.0
+
+    def run(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+        (uid,) = self._run.sinks
+        answers: Sequence[Answer] = cast("Any", attempt.frame)
+        try:
+            committables = [committable(uid, answer) for answer in answers]
+            failpoint("epoch.precommitted")
+            sealed = self._sealed(committables, only)
+        except Exception as error:
+            return protocol.Failed(error)
+        now = time.monotonic()
+        strays = not self._swept or now > self._swept + _SWEEP_EVERY or any(attempt_of(answer) for answer in answers)
+        if strays:
+            self._swept = now
+        # What batch N leads to only Spark's plan knows, which is in another process.
+        return protocol.Prepared(sealed, watermark=None, strays=strays)

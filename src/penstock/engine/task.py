@@ -239,7 +239,7 @@ def writer_task(
             return
         task = context.partitionId(), context.taskAttemptId()
         scope = WriterScope(assignment.scope, assignment.epoch, assignment.attempt, *task, assignment.hints)
-        result = _write(sink, scope, named, assignment.writing, rule)
+        result = write_rows(sink, scope, named, assignment.writing, rule)
         yield answer_of(report(context, {**result, "of": assignment.of}))
 
     return run
@@ -250,7 +250,7 @@ def report(context: TaskContext, result: Mapping[str, Any]) -> str:
     return json.dumps({**result, "attempt": context.attemptNumber(), "stage": context.stageId()})
 
 
-def _write(
+def write_rows(
     sink: TwoPhaseSink, scope: WriterScope, batches: Iterator[pa.RecordBatch], writing: Writing, rule: int = FLAT
 ) -> dict[str, Any]:
     channel: Channel | None = None

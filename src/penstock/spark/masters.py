@@ -149,6 +149,7 @@ def _refusal(happened: str) -> ConnectUnsupported:
     return ConnectUnsupported(
         f"{happened} Over Connect the driver is another process, which a client can neither ask for an epoch's"
         " positions and watermark nor hold at an epoch's end; so nothing could be promised.",
-        to_do="run the job where the driver runs: with the whole pyspark package and a master (local[4], spark://…,"
-        " yarn), by penstock run or spark-submit, and without SPARK_REMOTE.",
+        to_do="write the query with df.writeStream.format('penstock'), which works over Connect: see"
+        " docs/how-to/connect.md. Or run the job where the driver runs: with the whole pyspark package and a master"
+        " (local[4], spark://…, yarn), by penstock run or spark-submit, and without SPARK_REMOTE.",
     )

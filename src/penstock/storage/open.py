@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from penstock.storage.tree import Tree
 
 
-def storage_at(location: str, spark: SparkSession) -> Storage:
-    """Storage for any location: this machine's disk directly, everything else through Hadoop."""
-    path = local_path(location) if is_own_disk(location, spark) else None
+def storage_at(location: str, spark: SparkSession | None) -> Storage:
+    """Storage for any location: this machine's disk directly, everything else through Hadoop. Without a session only a
+    local disk can be reached."""
+    path = local_path(location) if spark is None or is_own_disk(location, spark) else None
     if path is not None:
         return LocalStorage(path)
+    if spark is None:
+        raise _through_spark_only(location)
     from penstock.storage.hadoop import HadoopStorage
 
     return HadoopStorage(spark, location)
@@ -40,13 +43,17 @@ def tree_at(location: str, spark: SparkSession | None) -> Tree:
         return tree_of(storage_at(location, spark))
     path = local_path(location)
     if path is None:
-        raise ConfigurationError(
-            f"{location} can be reached through Spark only, and there is no session.",
-            safe="nothing was changed.",
-            to_do="run this where a Spark session is running, or give a path on this machine; penstock transactions"
-            " starts a session with --job JOB.py.",
-        )
+        raise _through_spark_only(location)
     return LocalTree(path)
+
+
+def _through_spark_only(location: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{location} can be reached through Spark only, and there is no session.",
+        safe="nothing was changed.",
+        to_do="give a path of this machine, or a mounted folder. Or run this where a Spark session is running:"
+        " penstock transactions starts one with --job JOB.py, and a Job or penstock.exactly_once has one.",
+    )
 
 
 def tree_of(storage: Storage) -> Tree:

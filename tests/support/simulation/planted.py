@@ -17,6 +17,7 @@ from penstock.checkpoint import inflight as logs
 from penstock.checkpoint import layout, lease_log, log_repair
 from penstock.checkpoint.decision import Outcome
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.open import history_of
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.engine import coordinator, drainer, inflight, positions, protocol
 from penstock.engine.driver import LedgerRun
@@ -268,7 +269,7 @@ def _proven_by_absence(self: Any, lane: Any, committable: Any, deadline: Any) ->
 
 
 def _as_noted(ledger: Ledger, log: SparkLog) -> str | None:
-    return log.query_id() or ledger.last_query(log_repair.history_of(log))
+    return log.query_id() or ledger.last_query(history_of(log))
 
 
 def _knows_the_sink(self: Any, connection: Any, writers: Any) -> Any:

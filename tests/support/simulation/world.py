@@ -29,7 +29,7 @@ from penstock.engine.coordinator import Coordinator
 from penstock.engine.inflight import InFlight
 from penstock.engine.preparation import EpochOutputs
 from penstock.engine.restarts import ErrorClass, classify
-from penstock.engine.task import _write, committable
+from penstock.engine.task import committable, write_rows
 from penstock.events import Events
 from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
@@ -682,7 +682,7 @@ class Spark:
                 assignment.scope, epoch, assignment.attempt, writer, next(self.world._serial), assignment.hints
             )
             try:
-                report = _write(sink, scope, iter(rows), assignment.writing)
+                report = write_rows(sink, scope, iter(rows), assignment.writing)
             except TaskFault:
                 if tried:
                     raise

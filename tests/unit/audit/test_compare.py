@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.audit.compare import CHANGED, NO_LONGER, NOT_PROVABLE, Decided, Finding, Part, Visible, compare
-from penstock.audit.hashing import finish, hash_rows, values_of
+from penstock.engine.hashing import finish, hash_rows, values_of
 from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST
 
 LAYOUTS = [(False,), (True,)]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.audit.hashing import Values, finish, hash_rows, values_of
+from penstock.engine.hashing import Values, finish, hash_rows, values_of
 
 MASK = (1 << 64) - 1
 P1, P2, P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.audit.compare import NO_LONGER, Decided, Part, compare
-from penstock.audit.hashing import finish, hash_rows, values_of
 from penstock.audit.kafka import KafkaReader, Partition
+from penstock.engine.hashing import finish, hash_rows, values_of
 from penstock.kafka.log import Place, batches
 from penstock.testing.anomalies import ABORTED, LOST
 

@@ -21,7 +21,7 @@ from penstock.deadline import Deadline
 from penstock.engine import drainer as module
 from penstock.engine.drainer import WriteTurn
 from penstock.engine.inflight import InFlight
-from penstock.engine.task import Route, _write, committable
+from penstock.engine.task import Route, committable, write_rows
 from penstock.errors import CheckpointBehind, LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
 from penstock.logs import JsonFormatter
@@ -122,7 +122,7 @@ class Story(World):
         writing = replace(driver.writing("out", 0.0), route=route, seconds=60.0)
         own = SinkScope("job", "out", self.generation)
         made = [
-            committable("out", _write(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing))
+            committable("out", write_rows(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing))
             for n, batches in enumerate(writers)
         ]
         made = [replace(one, **{key: getattr(one, key) + by for key, by in change.items()}) for one in made]

@@ -16,7 +16,7 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.engine.attempt import Gate
 from penstock.engine.inflight import InFlight
-from penstock.engine.task import Route, Writing, _write, committable
+from penstock.engine.task import Route, Writing, committable, write_rows
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
 from penstock.events import Events
 from penstock.failpoints import POINTS, InjectedFault, hooked
@@ -73,7 +73,7 @@ def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def teed(sink: MemorySink, folder: Path, *batches: pa.RecordBatch, seconds: float = 60.0) -> Committable:
 
-    told = _write(sink, scope(), iter(batches), Writing(Route.TEE, str(folder), seconds))
+    told = write_rows(sink, scope(), iter(batches), Writing(Route.TEE, str(folder), seconds))
     return committable("out", told)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.decision import Committable
 from penstock.engine.inflight import InFlight
-from penstock.engine.task import Route, Writing, _write, committable
+from penstock.engine.task import Route, Writing, committable, write_rows
 from penstock.errors import PreCommitFailed, StorageNotShared
 from penstock.failpoints import POINTS, hooked
 from tests.support.inflight_world import World, batch, rows, scope
@@ -36,7 +36,7 @@ def logged(world: World, driver: InFlight, epoch: int, *numbers: int) -> Committ
     """One epoch as tasks and coordinator take it, up to the decision; the sink takes nothing now."""
 
     writing = Writing(Route.LOG, driver.writing("out", 0.0).log)
-    told = _write(world.sink, scope(epoch=epoch), iter([batch(*numbers)]), writing)
+    told = write_rows(world.sink, scope(epoch=epoch), iter([batch(*numbers)]), writing)
     [sealed] = driver.sealed([committable("out", told)], lambda own, _: own)
     return sealed
 

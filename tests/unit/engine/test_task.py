@@ -15,7 +15,7 @@ from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, 
 from penstock.deadline import Deadline
 from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.preparation import left_strays, ran_again
-from penstock.engine.task import Route, Writing, _write, attempt_of, committable
+from penstock.engine.task import Route, Writing, attempt_of, committable, write_rows
 from penstock.errors import SystemUnavailable, ValueTooLarge
 from penstock.spark.executors import TaskFault, fault_in
 
@@ -69,7 +69,7 @@ def batches(*groups: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 def run(sink: Recorder, *groups: list[int], writing: bool = True) -> dict[str, Any]:
-    return _write(sink, SCOPE, batches(*groups), Writing(Route.SINK if writing else Route.COUNT))
+    return write_rows(sink, SCOPE, batches(*groups), Writing(Route.SINK if writing else Route.COUNT))
 
 
 def test_rows_are_written_without_their_hashes_and_counted() -> None:

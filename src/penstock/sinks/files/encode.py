@@ -148,7 +148,7 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     _refuse_columns(kind, frame)
     if kind == "parquet":
         return frame
-    how = rendering(kind, options)
+    how, select = rendering(kind, options), frame.select
     # Backticks: a dot in a column's name must not select a field of a struct.
     columns = [f.col("`" + name.replace("`", "``") + "`") for name in frame.columns]
     if kind == "json":
@@ -157,14 +157,14 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
             keys_as_text(column, field.dataType).alias(field.name)
             for column, field in zip(columns, frame.schema.fields, strict=True)
         ]
-        return frame.select(f.to_json(f.struct(*texts), how).alias("value"))
+        return select(f.to_json(f.struct(*texts), how).alias("value"))
     row = f.struct(*columns)
     # The only column's name carries the header to the tasks; without dots, which would select a field of a struct.
     header = quote(csv_header(frame.columns, how), safe="").replace(".", "%2E")
     line = f.to_csv(row, how)
     if len(frame.columns) == 1:
         line = _never_blank(row.getField(frame.columns[0]), line, how)
-    return frame.select(line.alias(header))
+    return select(line.alias(header))
 
 
 def _never_blank(only: Column, line: Column, options: Mapping[str, str]) -> Column:

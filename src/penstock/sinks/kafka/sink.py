@@ -5,7 +5,7 @@ Below the sink: the columns that it takes, and the checks of the cluster before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from penstock.kafka import errors, settings
 from penstock.kafka.connections import Connections, kafka_python, reach
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructField, StructType
 
     from penstock.sinks.kafka.committer import KafkaCommitter
     from penstock.sinks.kafka.lanes import KafkaLanes
@@ -94,7 +96,32 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         """The accepted columns in fixed order and type, others dropped as Spark does; strings as UTF-8 bytes."""
         from pyspark.sql import functions as f
 
-        types = {field.name.lower(): field for field in frame.schema.fields}
+        columns = []
+        for name, chosen in self._accepted(frame.schema).items():
+            column = f.col(f"`{chosen.name}`")
+            if name == "headers":
+                column = f.transform(
+                    column, lambda h: f.struct(h["key"].alias("key"), h["value"].cast("binary").alias("value"))
+                )
+            columns.append(column.cast(_CAST[name]).alias(name) if name in _CAST else column.alias(name))
+        return frame.select(*columns)
+
+    def fit(self, schema: StructType) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        names = {name: chosen.name for name, chosen in self._accepted(schema).items()}
+
+        def select(batch: pa.RecordBatch) -> pa.RecordBatch:
+            import pyarrow as pa
+
+            kinds = {"value": pa.binary(), "key": pa.binary(), "partition": pa.int32(), "headers": headers_type()}
+            columns = {name: batch.column(batch.schema.get_field_index(given)) for name, given in names.items()}
+            return pa.RecordBatch.from_pydict(
+                {name: column.cast(kinds.get(name, column.type)) for name, column in columns.items()}
+            )
+
+        return select
+
+    def _accepted(self, schema: StructType) -> dict[str, StructField]:
+        types = {field.name.lower(): field for field in schema.fields}
         if "value" not in types:
             raise _mismatch("value", "missing", list(types))
         if self.topic is None and "topic" not in types:
@@ -102,7 +129,7 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
                 "The Kafka sink has no topic: neither KafkaSink(topic) nor a column 'topic' names one.",
                 to_do="write KafkaSink('topic', …), or add a column 'topic' of type string.",
             )
-        columns = []
+        accepted = {}
         for name in ACCEPTED:
             if name not in types or (name == "topic" and self.topic is not None):
                 continue
@@ -110,13 +137,8 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
             base = "string" if kind.startswith(("string", "varchar", "char")) else kind
             if base.lower() not in _TYPES[name]:
                 raise _mismatch(name, kind, list(types))
-            column = f.col(f"`{types[name].name}`")
-            if name == "headers":
-                column = f.transform(
-                    column, lambda h: f.struct(h["key"].alias("key"), h["value"].cast("binary").alias("value"))
-                )
-            columns.append(column.cast(_CAST[name]).alias(name) if name in _CAST else column.alias(name))
-        return frame.select(*columns)
+            accepted[name] = types[name]
+        return accepted
 
     def redirected(self, suffix: str) -> KafkaSink:
         if self.topic is None:
@@ -192,6 +214,12 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
 
     def _connections(self) -> Connections:
         return Connections(self.servers, self.options)
+
+
+def headers_type() -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def _mismatch(name: str, kind: str, columns: list[str]) -> SchemaMismatch:

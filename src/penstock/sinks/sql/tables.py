@@ -215,7 +215,9 @@ def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals
     from pyspark.sql import functions as f
 
     refuse_keys([field for field in frame.schema.fields if as_json(field.dataType)], "The sink")
-    chosen = []
+    if not any(as_json(field.dataType) for field in frame.schema.fields):
+        return frame
+    chosen, select = [], frame.select
     for field in frame.schema.fields:
         column = f.col(quoted(field.name, "`"))
         if as_json(field.dataType):
@@ -225,7 +227,7 @@ def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals
             column = keys_as_text(column, exact)
             column = f.to_json(column, {**LOSSLESS["json"], "ignoreNullFields": "false"}).alias(field.name)
         chosen.append(column)
-    return frame.select(*chosen)
+    return select(*chosen)
 
 
 def _with_text(kind: DataType) -> DataType:

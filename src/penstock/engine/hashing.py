@@ -1,8 +1,9 @@
 """Spark's `xxhash64` of whole columns, computed by numpy over Arrow's or Kafka's bytes.
 
-A checksum in the ledger is a sum of such hashes, made by Spark in the writers' tasks. This computes it once more, from
-what is visible. A row's hash is a chain: each column's hash is the seed of the next, a null leaves the seed as it is,
-and behind the columns comes one boolean for each that may be null.
+A checksum in the ledger is a sum of such hashes, made by Spark in the writers' tasks. The audit computes it once more,
+from what is visible; and a task of `format("penstock")`, whose rows Spark did not hash, computes it itself. A row's
+hash is a chain: each column's hash is the seed of the next, a null leaves the seed as it is, and behind the columns
+comes one boolean for each that may be null.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from penstock.engine.checksum import ARROW, FLAT
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -159,3 +162,45 @@ def _avalanche(hashes: U64) -> U64:
     hashes = (hashes ^ (hashes >> np.uint64(33))) * _P2
     hashes = (hashes ^ (hashes >> np.uint64(29))) * _P3
     return hashes ^ (hashes >> np.uint64(32))
+
+
+# Of rows in a task that Spark did not hash.
+
+
+class RowHashes:
+    """The hash of every row of batches whose columns are those of `fields`, in which each is nullable or not. `rule` is
+    the rule of the checksum: Spark's own for flat rows, else the one for which nested columns are text."""
+
+    def __init__(self, nullable: Sequence[bool], rule: int) -> None:
+        self._nullable, self._nested = tuple(nullable), rule == ARROW
+
+    def of(self, batch: pa.RecordBatch) -> pa.Array:
+        with np.errstate(over="ignore"):
+            columns = [values_of(_as_text(column) if self._nested else column) for column in batch.columns]
+            hashes = finish(hash_rows(columns, batch.num_rows), columns, self._nullable)
+        return pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, pa.py_buffer(np.ascontiguousarray(hashes))])
+
+
+def rule_of(schema: pa.Schema) -> int:
+    """The rule for rows with these columns."""
+    return ARROW if any(pa.types.is_nested(field.type) for field in schema) else FLAT
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """A nested column as text, with the entries of maps in order; others as they are."""
+    if not pa.types.is_nested(column.type):
+        return column
+    texts = [None if value is None else repr(_ordered(value, column.type)).encode() for value in column.to_pylist()]
+    return pa.array(texts, pa.large_binary())
+
+
+def _ordered(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return sorted(((_ordered(key, kind.key_type), _ordered(item, kind.item_type)) for key, item in value), key=repr)
+    if pa.types.is_struct(kind):
+        return [_ordered(value[field.name], field.type) for field in kind]
+    if pa.types.is_nested(kind):
+        return [_ordered(item, kind.value_type) for item in value]
+    return value
