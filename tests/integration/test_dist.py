@@ -99,7 +99,9 @@ def test_the_sdist_has_all_that_is_needed_to_try_it(sdist: Path) -> None:
 def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {name.split("/")[0] for name in names} == {"penstock", f"penstock-{penstock.__version__}.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+            "penstock", "pyspark_penstock", f"penstock-{penstock.__version__}.dist-info",
+        }  # fmt: skip
     source = ROOT / "src"
     here = {
         str(path.relative_to(source))
