@@ -22,11 +22,12 @@ USUAL = ["inflight.recorded", "drain.decided"]
 COMMON = ["epoch.decided", "epoch.committed", "recover.committed", "commit.first"]
 
 
+@pytest.mark.long  # the simulation kills drivers with the in-flight log at every step
 @pytest.mark.parametrize(
     "points",
     [
         pytest.param(USUAL, id="usual"),
-        pytest.param([*UNALIGNED, *COMMON], id="all", marks=pytest.mark.long),
+        pytest.param([*UNALIGNED, *COMMON], id="all"),
     ],
 )
 def test_driver_killed_at_every_point_with_the_in_flight_log(case: Callable[..., Case], points: list[str]) -> None:

@@ -91,6 +91,7 @@ def test_with_state_in_the_first_epoch_and_the_tenth(tmp_path: Path) -> None:
     finish(world)
 
 
+@pytest.mark.long
 def test_a_sync_that_is_missing_is_found(tmp_path: Path) -> None:
     """A planted bug: decisions are not synced. After a cut the epoch is written a second time."""
     machine = Machine(tmp_path / "disk", forgets=r"/ledger/epochs")

@@ -142,11 +142,12 @@ def world(broker: Broker, postgres: Postgres, tmp_path: Path) -> Iterator[World]
     made.close()
 
 
+@pytest.mark.long  # the simulation kills drivers of several sinks at every step
 @pytest.mark.parametrize(
     "deadly",
     [
         pytest.param(list(USUAL), id="usual"),
-        pytest.param(list(ACTIONS), id="all", marks=pytest.mark.long),
+        pytest.param(list(ACTIONS), id="all"),
     ],
 )
 def test_three_sinks_agree_wherever_the_driver_is_killed(world: World, deadly: list[str]) -> None:

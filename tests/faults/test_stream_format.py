@@ -37,7 +37,9 @@ def world(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param(["task.prepared", "epoch.decided", "recover.committed", "commit.first"], id="usual"),
+        pytest.param(
+            ["task.prepared", "epoch.decided", "recover.committed", "commit.first"], id="usual", marks=pytest.mark.long
+        ),
         pytest.param([name for name in ALL if name != FAILS], id="all", marks=pytest.mark.long),
     ],
 )
