@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.cluster_chaos import chaos
 
 DEEDS = ("executor", "worker", "driver", "broker")
 
 
-@pytest.mark.long  # every run has an executor that is lost, in test_cluster_faults.py
 def test_nothing_is_lost_or_doubled_while_a_cluster_dies_in_parts(tmp_path: Path) -> None:
     """Copy and count, without and with a shuffle, on two workers. Each kind of process is killed once."""
     with chaos(tmp_path, seed=1) as world:

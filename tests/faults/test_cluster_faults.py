@@ -16,6 +16,8 @@ from tests.support.processes import JobProcess, state
 from tests.support.servers.spark import SparkCluster, SparkWorker
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 120.0  # executors start, one JVM each
 
 
@@ -75,7 +77,6 @@ def test_executors_lost_between_prepare_and_decision_commit_what_they_prepared(
     assert one.manifests("copy")[0]["epoch"] == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("points", ["task.opened=hang", "task.prepared=hang"], ids=["open", "prepared"])
 def test_an_executor_lost_before_it_has_reported(
     world: Callable[..., Case], cluster: SparkCluster, points: str
@@ -102,7 +103,6 @@ def test_an_executor_lost_before_it_has_reported(
     finish(one, run)
 
 
-@pytest.mark.long
 def test_an_executor_killed_in_the_middle_of_a_real_time_query(
     case: Callable[..., Case], cluster: SparkCluster
 ) -> None:
@@ -118,7 +118,6 @@ def test_an_executor_killed_in_the_middle_of_a_real_time_query(
     finish(one, run)
 
 
-@pytest.mark.long
 def test_a_worker_killed_and_back(world: Callable[..., Case], cluster: SparkCluster) -> None:
     one = world()
     run = begin(one)
@@ -130,7 +129,6 @@ def test_a_worker_killed_and_back(world: Callable[..., Case], cluster: SparkClus
     finish(one, run)
 
 
-@pytest.mark.long
 def test_a_master_that_is_away_keeps_nobody_waiting(world: Callable[..., Case], cluster: SparkCluster) -> None:
     """Executors that there are go on; after its restart the master gives new ones."""
     one = world()
@@ -144,7 +142,6 @@ def test_a_master_that_is_away_keeps_nobody_waiting(world: Callable[..., Case], 
     finish(one, run)
 
 
-@pytest.mark.long
 def test_a_paused_executor_wakes_up_after_another_has_done_its_work(
     world: Callable[..., Case], cluster: SparkCluster
 ) -> None:
@@ -161,7 +158,6 @@ def test_a_paused_executor_wakes_up_after_another_has_done_its_work(
     finish(one, run)
 
 
-@pytest.mark.long
 def test_speculation(world: Callable[..., Case], cluster: SparkCluster) -> None:
     """Two attempts at one task may both prepare; the one that Spark counts is committed, the other one aborted."""
     one = world(
@@ -180,7 +176,6 @@ def test_speculation(world: Callable[..., Case], cluster: SparkCluster) -> None:
     finish(one, run)
 
 
-@pytest.mark.long
 def test_dynamic_allocation_removes_idle_executors_and_brings_them_back(
     world: Callable[..., Case], cluster: SparkCluster
 ) -> None:
@@ -200,7 +195,6 @@ def test_dynamic_allocation_removes_idle_executors_and_brings_them_back(
     finish(one, run)
 
 
-@pytest.mark.long
 def test_executors_are_decommissioned(world: Callable[..., Case], cluster: SparkCluster) -> None:
     one = world(**{"spark.decommission.enabled": "true", "spark.storage.decommission.enabled": "true"})
     run = begin(one)
@@ -212,7 +206,6 @@ def test_executors_are_decommissioned(world: Callable[..., Case], cluster: Spark
     finish(one, run)
 
 
-@pytest.mark.long
 def test_without_retries_of_tasks_the_epoch_replays(world: Callable[..., Case], cluster: SparkCluster) -> None:
     one = world(**{"spark.task.maxFailures": "1"})
     run = begin(one)
@@ -224,7 +217,6 @@ def test_without_retries_of_tasks_the_epoch_replays(world: Callable[..., Case], 
     finish(one, run)
 
 
-@pytest.mark.long
 def test_a_paused_driver_finds_its_executors_again_or_others(world: Callable[..., Case], cluster: SparkCluster) -> None:
     one = world()
     run = begin(one)
