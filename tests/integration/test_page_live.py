@@ -210,10 +210,10 @@ def test_a_job_s_whole_life_on_the_page(
     first = visitor.later_than(visitor.newest_epoch())
     see_it_read(visitor, world)
     its_own_page(world, browser, first)
-    top = world.penstock("top", "--once")
-    [job] = top["jobs"]
-    assert (job["id"], job["queries"][0]["uid"]) == (started["id"], "out")
-    assert job["queries"][0]["epoch"] >= first
+    job = world.penstock("show", started["id"])
+    [query] = job["queries"]
+    assert (job["id"], query["uid"]) == (started["id"], "out")
+    assert query["epoch"] >= first
 
     take_a_savepoint(visitor)
     fail_and_recover(visitor, points, world.folder / "hold")
