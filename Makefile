@@ -26,7 +26,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Every Spark worker is a new Python process: what is compiled once is not compiled at each start.
 export UV_COMPILE_BYTECODE := 1
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
-# Where pip was told to trust another authority, uv must trust it too.
+# If pip trusts another certificate authority, uv must trust it too.
 ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
@@ -129,7 +129,7 @@ bench-epoch: setup ## Where the time of a short epoch goes, and what a reader wa
 bench-backpressure: setup ## A sink that falls behind: aligned against unaligned checkpoints, and what the tee costs
 	$(BIN)/python bench/bench_backpressure.py
 
-bench-savepoint: setup ## A savepoint of a job with a million keys while it runs: how long it stands still
+bench-savepoint: setup ## A savepoint of a running job with a million keys: how long output pauses
 	$(BIN)/python bench/bench_savepoint.py
 
 bench-state: setup ## Ten million keys into other partitions and another backend

@@ -2,7 +2,7 @@
 
     KAFKA=localhost:9092 python examples/epoch_two_outputs.py
 
-Whoever reads both never sees an alert whose payment is not archived, nor the other way round, once an epoch is through.
+A reader of both never sees one without the other once an epoch is complete.
 """
 
 import os

@@ -18,7 +18,7 @@ SHORTEST_LEASE = 1.0  # seconds: it is renewed after a third, by a create and a 
 @dataclass(frozen=True)
 class Availability:
     """`standby`: the supervisor keeps a second driver ready. `lease`: seconds for which one of several supervisors, on
-    machines that share the checkpoint's storage, has the job to itself; None: there is only one."""
+    machines that share the checkpoint's storage, owns the job; None: there is only one."""
 
     standby: bool = False
     lease: float | None = None
@@ -64,7 +64,7 @@ AVAILABILITY_OPTIONS = (
         " memory of another JVM and its Python workers: see [Failover](../how-to/failover.md).",
         "tests/unit/ops/process/test_standby_keeper.py::test_a_standby_takes_over"),
     option("availability", "-D {key}=…", LEASE, "lease", "", lease_length,
-        "How long a supervisor has the job to itself before one on another machine, with the same program and the same"
+        "How long a supervisor owns the job before a supervisor on another machine, with the same program and the same"
         " checkpoint storage, takes over from it. None: there is no other. See"
         " [Failover](../how-to/failover.md#on-two-machines).",
         "tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out"),
@@ -109,27 +109,27 @@ REST_OPTIONS = (
         "The address on which a running job listens for [commands](rest.md).",
         f"{_SERVER}test_beyond_this_machine_every_request_needs_the_token"),
     _rest("rest.address", "address", "", plain,
-        "The name under which others reach it; written into the registry. Without it, the one above.",
+        "The address that clients use, as written into the registry. Default: the bind address.",
         f"{_SERVER}test_the_address_others_are_told"),
     _rest("rest.port", "port", "0", _port,
-        "Its port. 0 takes a free one; so does a port that is taken, with a warning. Flink has 8081.",
+        "The port. With 0, or if the port is taken (with a warning), a free one is used. Flink's default is 8081.",
         f"{_SERVER}test_a_port_that_is_taken_stops_no_job"),
     _rest("penstock.control.enabled", "enabled", "true", boolean,
-        "Whether a running job listens at all. Without, only signals reach it.",
+        "Whether a running job listens for commands. Otherwise it reacts to signals only.",
         f"{_SERVER}test_a_job_may_be_out_of_reach"),
     _rest("penstock.control.hosts", "hosts", "", _names,
-        "More names under which it is asked, with commas between them, such as a proxy's. A request for any other name"
-        " than these, the addresses above, this machine's name and `localhost` is refused.",
+        "Comma-separated host names, such as a proxy's, that requests may use besides the addresses above, this"
+        " machine's name and `localhost`. Other requests are refused.",
         f"{_SERVER}test_it_answers_only_to_its_own_names"),
     _rest("penstock.control.open-reads", "open_reads", "false", boolean,
-        "Whether any user of this machine may read the job's progress without the token. Errors are never shown"
-        " without it, and a job that listens beyond this machine asks for it all the same.",
+        "Whether any user of this machine may read the job's progress without the token. Errors always need it, and so"
+        " does every request to a job that listens beyond this machine.",
         f"{_SERVER}test_reading_may_be_open_but_never_shows_an_error"),
     _rest("security.ssl.rest.certificate", "certificate", "", plain,
-        "A PEM file with the certificate that a running job and `penstock ui` show; they then answer by HTTPS only.",
+        "A PEM file with the certificate of a running job and of `penstock ui`; both then serve HTTPS only.",
         f"{_ACCESS}test_by_tls_where_there_is_a_certificate"),
     _rest("security.ssl.rest.key", "key", "", plain,
-        "A PEM file with its key, without a password. Without it, the certificate's file holds the key too.",
+        "A PEM file with the key, without a password. Default: the key is in the certificate's file.",
         f"{_ACCESS}test_by_tls_where_there_is_a_certificate"),
 )  # fmt: skip
 

@@ -296,7 +296,7 @@ def register_driver(name: str, storage: str) -> Registration:
     run, _expected = _expected or uuid.uuid4().hex, None  # once: another job of this process is another run
     entry = registry.read_entry(run) or Entry(run, name, start=now_ms())
     if local_path(storage) is not None and not storage.startswith(("/", "file:")):
-        storage = str(local_path(storage))  # a relative path means another folder to whoever reads it elsewhere
+        storage = str(local_path(storage))  # a relative path means another folder to a reader elsewhere
     if _alone and entry.pid is None:
         _refuse_second(registry, replace(entry, name=name, storage=masked(storage)))
     restarted, program = entry.pid is not None, sys.argv[0] if sys.argv else ""

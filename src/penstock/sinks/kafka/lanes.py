@@ -261,7 +261,7 @@ class KafkaLanes(LaneClient):
         self._change(name, "growth", self._admin.create_partitions([NewPartitions(name, count)]), 37)
 
     def _change(self, name: str, what: str, asked: Mapping[str, Any], done: int) -> None:
-        """`done`: the code by which a broker says that somebody else has done it."""
+        """`done`: the code by which a broker says that another client did it first."""
         from confluent_kafka import KafkaException
 
         try:

@@ -113,8 +113,8 @@ async function send(method, path, { params, body, heard }) {
 }
 
 async function failure(response) {
-  const told = parse(response.headers.get("X-Penstock-Error"));
-  if (told?.happened) return new Failure(response.status, told);
+  const failure = parse(response.headers.get("X-Penstock-Error"));
+  if (failure?.happened) return new Failure(response.status, failure);
   const answer = parse(await response.text().catch(() => ""));
   const happened = answer?.errors?.[0] ?? `The server answered ${response.status} ${response.statusText}.`;
   return new Failure(response.status, { happened: String(happened) });

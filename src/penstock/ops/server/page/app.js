@@ -36,7 +36,7 @@ async function show() {
   view?.close();
   patch(main);
   view = wanted.id === null ? new RunsView(main) : new RunView(main, wanted);
-  if (!first) main.focus(); // else it stays on nothing, and a screen reader is told nothing of the new view
+  if (!first) main.focus(); // otherwise a screen reader does not announce the new view
 }
 
 /** A code is good once, so the address does not keep it. A tab that is open already needs none. */

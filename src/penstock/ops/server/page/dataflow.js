@@ -143,14 +143,14 @@ function steps(operators, { recent, busy }) {
   }));
 }
 
-/** Spark's names of operators as a person would say them, each once in a row. */
+/** Spark's operator names in plain words, without repetitions in a row. */
 function readable(names) {
-  const said = names.map((name) => {
+  const words = names.map((name) => {
     const [first, ...rest] = name.split(" ");
     if (first === "Join") return `${rest.join(" ").replace(/(?<=[a-z])([A-Z])/g, " $1").toLowerCase() || "inner"} join`;
     return first in NAMES ? NAMES[first] : /^[A-Z][a-z]+[A-Z]/.test(first) ? name.replace(/(?<=[a-z])([A-Z])/g, " $1").toLowerCase() : name;
   });
-  const shown = said.filter((name, at) => name !== null && name !== said[at - 1]);
+  const shown = words.filter((name, at) => name !== null && name !== words[at - 1]);
   return shown.join(", ") || "nothing";
 }
 

@@ -1,5 +1,5 @@
-// What keeps a run's page up to date: one stream of events that says that something happened, and a reader that then
-// asks for the data, at most once a second, and never while nobody can see the page.
+// What keeps a run's page up to date: a stream of events that announces changes, and a reader that then
+// fetches the data, at most once a second, and never while the page is hidden.
 
 import { identity, own } from "./api.js";
 
@@ -85,7 +85,7 @@ export class Stream {
     document.removeEventListener("visibilitychange", this._seen);
   }
 
-  /** Nothing is told of this run now, and where it has `ended` nothing will be. */
+  /** This run sends no events now; if it has `ended`, it never will. */
   rest(ended) {
     this._open = false;
     this._disconnect();

@@ -125,8 +125,8 @@ function drawWaits(context, query, recent) {
   );
 }
 
-/** Rows read per second, by how far the positions of sources that count rows have moved lately; null where none does, or
- * nobody has looked for long enough. */
+/** Rows read per second, from the recent progress of positions in sources that count rows; null without such a source, or
+ * until the page has watched for long enough. */
 function rowsRead(memory, query) {
   const counted = (query.sources ?? []).flatMap((source) => source.partitions ?? []).map(({ offset }) => offset).filter(Number.isInteger);
   if (!counted.length) return null;

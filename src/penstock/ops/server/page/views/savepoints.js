@@ -128,7 +128,7 @@ function recover(context) {
 
 /** What was written after a savepoint, by query: sentences. */
 async function writtenSince(context, savepoint) {
-  const told = [];
+  const sentences = [];
   for (const { uid } of context.detail.queries ?? []) {
     const from = savepoint.epochs?.[uid];
     if (!Number.isInteger(from)) continue;
@@ -136,9 +136,9 @@ async function writtenSince(context, savepoint) {
     const later = epochs.filter(({ epoch, outcome }) => epoch > from && outcome === "complete");
     const rows = later.reduce((sum, epoch) => sum + (epoch.rows ?? 0), 0);
     const least = more && epochs.at(-1)?.epoch > from ? "at least " : "";
-    told.push(later.length ? `Query ${uid}: ${least}${count(later.length)} epochs after epoch ${from}, ${count(rows)} rows that are visible now, are WRITTEN AGAIN.` : `Query ${uid} has completed no epoch after this savepoint.`);
+    sentences.push(later.length ? `Query ${uid}: ${least}${count(later.length)} epochs after epoch ${from}, ${count(rows)} rows that are visible now, are WRITTEN AGAIN.` : `Query ${uid} has completed no epoch after this savepoint.`);
   }
-  return told.length ? told : ["Output that became visible after it is WRITTEN AGAIN; how much is not known here."];
+  return sentences.length ? sentences : ["Output that became visible after it is WRITTEN AGAIN; how much is not known here."];
 }
 
 async function start(context, path, savepoint = {}) {
@@ -156,7 +156,7 @@ async function start(context, path, savepoint = {}) {
     yes: "Start",
     danger: true,
     work: (values) => post("/runs", { program: run.program, run: run.id, from: values.from, claim: values.claim === "claim", fork: null }),
-    done: () => "Started. It stands in the list of runs.",
+    done: () => "Started. The list of runs shows it.",
   }).then(context.read);
 }
 
@@ -167,7 +167,7 @@ function fork(context, path) {
     fields: [place(path), field("Name", h("input", { name: "fork", required: true, autocomplete: "off", value: `${context.run.name}-fork` })), field("Suffix", h("input", { name: "suffix", required: true, autocomplete: "off", value: "_fork" }))],
     yes: "Fork",
     work: (values) => post("/runs", { program: context.run.program, run: context.run.id, from: values.from, claim: false, fork: values.fork, suffix: values.suffix }),
-    done: () => "The fork was started. It stands in the list of runs.",
+    done: () => "The fork was started. The list of runs shows it.",
   }).then(context.read);
 }
 

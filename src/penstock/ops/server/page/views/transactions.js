@@ -76,7 +76,7 @@ function age({ age_seconds: old, timeout_seconds: timeout }) {
 
 function drawActions(context, chosen) {
   const only = (decision) => chosen.length > 0 && chosen.every((one) => one.decision === decision);
-  // Of a run that has ended nobody asked the sinks: the command does, and takes the word only where nothing is proven.
+  // The server does not ask the sinks of an ended run. The command does, and takes the word only if nothing is proven.
   const unproven = chosen.length > 0 && chosen.every((one) => one.state === "in doubt" || (one.asked === false && one.decision === "decided"));
   const none = "Choose transactions in the table first.";
   const why = (text) => (chosen.length ? text : none);
