@@ -49,10 +49,12 @@ def install_from_system(packages: list[str], find: Find) -> str:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     keep_files = ["-o", "Dpkg::Options::=--force-confold"]  # what was configured before stays
     command = [*_APT, "install", "-y", "--no-install-recommends", *keep_files, *packages]
-    output = run(command, environment)
-    if find() is None:  # the lists of packages may be old, or were never fetched
-        run([*_APT, "update"], environment)
+    # apt-get waits for dpkg's lock only: one that finds the lists or the archive locked by another fails at once.
+    with only_one(user_cache() / "dev" / "apt.lock"):
         output = run(command, environment)
+        if find() is None:  # the lists of packages may be old, or were never fetched
+            run([*_APT, "update"], environment)
+            output = run(command, environment)
     return output
 
 
