@@ -400,6 +400,11 @@ def test_a_server_that_is_not_there_is_named(target: Target) -> None:
 # ── before the start ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_server_for_tests_keeps_its_temporary_tables_to_itself(target: Target, server: MariaDb) -> None:
+    """A second server that starts beside it would remove them, and this one fails or dies over that."""
+    assert Path(target.ask("SELECT @@tmpdir")[0][0]).is_relative_to(server.folder)
+
+
 def test_a_check_writes_nothing(target: Target) -> None:
     before = target.ask("SHOW TABLES")
     assert list(target.sink().check(CONTEXT, "out")) == []

@@ -98,12 +98,14 @@ class MariaDb(Server):
         return self.folder / "first.sql"
 
     def _prepare(self) -> None:
-        places = (self._data, self.folder / "run")
+        places = (self._data, self.folder / "run", self.folder / "tmp")
         for place in places:
             place.mkdir(mode=0o700, exist_ok=True)
         lines = {**DEFAULTS, "port": str(self.port), "datadir": str(self._data), **self.settings}
         lines["socket"] = str(self.folder / "run" / "server.sock")
         lines["pid-file"] = str(self.folder / "run" / "server.pid")
+        # A server that starts removes every temporary table in its tmpdir, also those of another one that runs.
+        lines["tmpdir"] = str(self.folder / "tmp")
         account = unprivileged_account("mysql")  # the server refuses to be root
         if account is not None:
             give(account, self.folder, *places)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -189,10 +188,8 @@ def test_people_and_programs_can_read_a_verdict() -> None:
 def test_five_million_rows() -> None:
     rows = np.arange(5_000_000)
     found = np.concatenate([rows[::-1][:-3], rows[17:19]])
-    began = time.perf_counter()
     verdict = compare(rows, found)
     assert (verdict.lost, verdict.duplicated, verdict.unexpected) == (3, 2, 0)
-    assert time.perf_counter() - began < 30  # about one second on two cores; the limit is for busy machines
 
 
 SIZES = {"rows": {0: 10, 1: 10, 2: 10}, "totals": {0: 3, 1: 3, 2: 0}}
