@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,14 +108,12 @@ def test_a_right_that_is_missing(secure: Secure) -> None:
         future.result(10)
     sink = KafkaSink("forbidden", servers=secure.broker.sasl_servers, options=secure.files.client(USER))
     writer = sink.open_writer(WriterScope(scope(), 1, 0, 0, 0))
-    started = time.monotonic()
 
     def write() -> None:
         writer.write(pa.record_batch({"value": ["x"]}))
         writer.pre_commit()
 
     refused(write, secure.password)
-    assert time.monotonic() - started < 20
     writer.abort()
 
 
