@@ -313,10 +313,11 @@ POINTS = ("lane.initialised", "lane.opened", "lane.sent@7", "lane.mark.sent@2", 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "several",
-    # Every point is passed in both. What differs is where a mark lies, within a source row or behind it, and the other
-    # tests restart at marks of the second kind.
-    [pytest.param(False, id="single", marks=pytest.mark.long), pytest.param(True, id="several")],
+    # Marks lie behind a source row, or within one. tests/unit/engine/test_lanes_exploration.py dies at every step too,
+    # and tests/faults/test_real_time_chaos.py kills the same writer at any moment.
+    [pytest.param(False, id="single"), pytest.param(True, id="several")],
 )
+@pytest.mark.long
 def test_whatever_point_of_a_lane_the_process_dies_at(lab: Lab, several: bool) -> None:
     lab.input.feed(200)
     for point in POINTS:

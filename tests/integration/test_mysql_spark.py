@@ -47,7 +47,7 @@ def mariadb() -> Iterator[MariaDb]:
         yield started
 
 
-@pytest.mark.parametrize("mode", ["two_phase", "upsert"])
+@pytest.mark.parametrize("mode", ["two_phase", pytest.param("upsert", marks=pytest.mark.long)])
 def test_a_job_into_mariadb(
     session: SparkSession, mariadb: MariaDb, storage: str, crash_at: CrashAt, mode: Any
 ) -> None:

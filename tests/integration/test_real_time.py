@@ -116,7 +116,9 @@ def test_the_driver_is_killed_at_every_step(world: Case) -> None:
     world.assert_exact()
 
 
-@pytest.mark.parametrize("then", [REAL_TIME, EPOCHS], ids=["real time", "micro-batches"])
+@pytest.mark.parametrize(
+    "then", [pytest.param(REAL_TIME, id="real time", marks=pytest.mark.long), pytest.param(EPOCHS, id="micro-batches")]
+)
 def test_its_own_checkpoint_is_restored_after_a_kill(
     world: Case, session: SparkSession, then: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
