@@ -37,7 +37,7 @@ from mutmut.state import state
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.format_utils import orig_function_and_class_names_from_key
 
-_PROCESSES = 2
+_PROCESSES = int(os.environ.get("PROCESSES", "2"))
 _TIMEOUT = 36  # mutmut's exit code for it
 _LEAST_SECONDS, _TIMES = 5.0, 10  # a test may take that long, or so many times what it takes without a mutant
 
