@@ -46,7 +46,7 @@ _IDLE_CALLS = (
     m.Call(m.Attribute(m.Name("log")))
     | m.Call(m.Name("failpoint"))
     | m.Call(m.Attribute(attr=m.Name("naming") | m.Name("_named")))
-    | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe")), m.ZeroOrMore()])
+    | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe") | m.Name("to_do")), m.ZeroOrMore()])
     | m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")), args=[m.Arg(m.FormattedString())])
 )
 _FALSE = m.Name("False") | m.Name("None") | m.Tuple([])
