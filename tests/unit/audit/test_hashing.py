@@ -148,7 +148,7 @@ def test_the_rows_of_a_task_are_hashed_as_spark_hashes_them(layout: tuple[bool, 
     assert hashed.type == pa.int64()
     assert hashed.null_count == 0
     assert hashed.to_pylist() == [
-        signed(chain(number and number.to_bytes(8, "little"), text.encode(), nullable=layout))
+        signed(chain(number.to_bytes(8, "little") if number else None, text.encode(), nullable=layout))
         for number, text in zip(numbers, texts, strict=True)
     ]
 
@@ -159,7 +159,7 @@ def test_no_warning_of_sums_that_overflow_reaches_the_log() -> None:
 
 
 MAP = pa.map_(pa.int32(), pa.list_(pa.string()))
-NESTED_VALUES = [
+NESTED_VALUES: list[tuple[pa.DataType, Any, bytes | None]] = [
     (pa.list_(pa.int32()), [1, None], b"[1, None]"),
     (pa.struct([("b", pa.int32()), ("a", pa.string())]), {"a": "x", "b": None}, b"[None, 'x']"),
     (MAP, [(9, ["a"]), (10, None)], b"[(10, None), (9, ['a'])]"),

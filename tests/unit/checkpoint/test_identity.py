@@ -205,7 +205,7 @@ def test_the_format_of_sparks_commits_is_known_unless_the_caller_denies_it() -> 
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize(("more", "torn"), [({}, ["offsets/6"]), ({"positions": 1}, [])])
 def test_a_barrier_has_as_many_positions_as_the_oldest_unless_the_plan_has_one_source(
-    more: dict[str, int], torn: list[str]
+    more: dict[str, Any], torn: list[str]
 ) -> None:
     log = spark_log_at("memory:job", None, **more)
     log.storage.create("offsets/5", b"v1\n{}\n7\n7")

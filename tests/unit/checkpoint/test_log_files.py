@@ -13,6 +13,7 @@ import pytest
 from penstock.checkpoint import inflight
 from penstock.checkpoint.inflight import LogFile, LogWriter, confirm, make_folder, read_log
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, PreCommitFailed, StorageNotShared
+from penstock.storage.open import task_tree
 from tests.support.power import Disk
 
 END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -85,7 +86,7 @@ def test_each_file_and_their_names_are_durable_before_the_decision(
     """A task syncs the bytes; the names, and files of storage that syncs late, the driver sees to."""
     files = [write(tmp_path, ROWS, name=name) for name in ("one.arrow", "two.arrow")]
     steps: list[tuple[str, str]] = []
-    tree: Any = inflight.task_tree(str(tmp_path))
+    tree: Any = task_tree(str(tmp_path))
     monkeypatch.setattr(tree, "secure", lambda name: steps.append(("secure", name)))
     monkeypatch.setattr(tree, "sync", lambda folder: steps.append(("sync", folder)))
     monkeypatch.setattr(inflight, "task_tree", lambda _: tree)

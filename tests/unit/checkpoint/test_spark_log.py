@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -638,7 +639,7 @@ def test_what_a_barrier_notes_of_its_lanes_is_read_again(log: SparkLog) -> None:
 
 
 def test_the_newest_complete_barrier(log: SparkLog, storage: MemoryStorage) -> None:
-    seen: list[tuple[object, ...] | None] = []
+    seen: list[Any] = []
     for epoch in range(2):
         for name, data in ((f"offsets/{epoch}", offsets(None, str(epoch))), (f"commits/{epoch}", commit())):
             storage.create(name, data)

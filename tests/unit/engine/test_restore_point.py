@@ -13,10 +13,13 @@ from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.ledger import Ledger
 from penstock.config.recovery import Recovery
 from penstock.engine import restore_point as module
+from penstock.engine import settlement
 from penstock.engine.restore_point import Claim, LastRun, RestorePoint
+from penstock.engine.settlement import JobLedgers
 from penstock.errors import MarksLost, SavepointIncomplete, Superseded, UidChanged
 from penstock.events import Events
 from penstock.progress import Step
+from penstock.savepoints import savepoint
 from tests.support.memory_storage import MemoryStorage
 
 SPARK: Any = object()
@@ -189,8 +192,8 @@ class Claimed:
         self.found: Any = SimpleNamespace(id="savepoint-2")
         self.fails: Exception | None = None
         monkeypatch.setattr(module, "tree_at", lambda *given: self.asked.append(given) or given[0])
-        monkeypatch.setattr(module.savepoint, "read", self._read)
-        monkeypatch.setattr(module.savepoint, "dispose", self._dispose)
+        monkeypatch.setattr(savepoint, "read", self._read)
+        monkeypatch.setattr(savepoint, "dispose", self._dispose)
 
     def _read(self, tree: Any) -> Any:
         assert tree == "memory:sp-2"
@@ -276,10 +279,10 @@ def test_the_lanes_of_the_last_run_are_fenced_and_what_they_made_visible_is_reco
         if lost:
             raise MarksLost("The marks are gone.")
 
-    monkeypatch.setattr(module.JobLedgers, "at", lambda *_: ledgers)
-    monkeypatch.setattr(module.settlement, "fence", lambda *_: 1)
-    monkeypatch.setattr(module.settlement, "finish", lambda *_: 1)
-    monkeypatch.setattr(module.settlement, "record", lambda *given: recorded.append(given))
+    monkeypatch.setattr(JobLedgers, "at", lambda *_: ledgers)
+    monkeypatch.setattr(settlement, "fence", lambda *_: 1)
+    monkeypatch.setattr(settlement, "finish", lambda *_: 1)
+    monkeypatch.setattr(settlement, "record", lambda *given: recorded.append(given))
     monkeypatch.setattr(module, "end_lanes", end_lanes)
     LastRun(folder, PLANS, SPARK).fence(finish=finish)
     [(job, plan, log, generation, look, record, more)] = ended

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.contracts.sink import SinkScope
 from penstock.engine import output_jobs as module
+from penstock.engine import task
 from penstock.engine.checksum import FLAT, NESTED
 from penstock.engine.output_jobs import SMALL, RowSizes
 from penstock.engine.task import Assignment
@@ -179,10 +180,10 @@ def test_an_epochs_rows_are_shaped_hashed_and_written_by_its_assignment(
 
     monkeypatch.setattr(module, "rule_for", lambda plan: FLAT if plan.steps == [("shape",)] else None)
     monkeypatch.setattr(module, "with_hashes", lambda plan, by: plan.then("hash", by))
-    monkeypatch.setattr(module.task, "with_plain_names", with_plain_names)
-    monkeypatch.setattr(module.task, "writer_task", writer_task)
+    monkeypatch.setattr(task, "with_plain_names", with_plain_names)
+    monkeypatch.setattr(task, "writer_task", writer_task)
     jobs, conf = module.EachEpoch(), Conf({BYTES: USUAL, ROWS: "20000"})
-    reports = [{"rows": 3, "row_bytes": 100.0}, {"rows": 0}]
+    reports: list[dict[str, Any]] = [{"rows": 3, "row_bytes": 100.0}, {"rows": 0}]
     collected: list[Any] = []
     monkeypatch.setattr(Plan, "collect", lambda plan, real=Plan.collect: collected.append(plan) or real(plan))
     for bound_of_epoch in (USUAL, UNBOUNDED):

@@ -401,8 +401,9 @@ def test_after_the_deadline_nothing_is_applied(server: Server) -> None:
 def test_a_server_that_refuses_for_good_is_an_error(server: Server) -> None:
     one = prepare(server, 0)
     server.before = fails(1, redis.exceptions.NoPermissionError("NOPERM this user"))
-    with pytest.raises(AccessDenied, match=r"db\.example:6380/2"):
+    with pytest.raises(AccessDenied, match=r"db\.example:6380/2") as refused:
         committer(server).commit(7, [one], Deadline(1))
+    assert isinstance(refused.value.__cause__, redis.exceptions.NoPermissionError)
 
 
 @pytest.mark.parametrize("moment", ["commit", "seal"])
