@@ -225,9 +225,10 @@ def test_a_savepoint_of_a_job_that_goes_on(job: Job, order: list[str] | None) ->
 def test_a_savepoint_goes_beside_the_checkpoint_and_is_native_unless_asked_otherwise(job: Job) -> None:
     job.begin().savepoint()
     job.steering.stop_with_savepoint()
+    assert job.steering.request is EndRequest.STOP
     assert [given[:3] for given in job.taken] == [("/checkpoints/_savepoints", Kind.NATIVE, False)] * 2
     for command in (job.steering.savepoint, job.steering.stop_with_savepoint):
-        with pytest.raises(ConfigurationError, match="kind of savepoint"):
+        with pytest.raises(ConfigurationError, match=r"^kind of savepoint"):
             command(kind="strange")
 
 
@@ -244,7 +245,7 @@ def test_savepoints_are_taken_one_after_the_other(job: Job) -> None:
 
 def test_a_folder_is_passed_on_as_an_address_or_as_a_path(job: Job, tmp_path: Path) -> None:
     directory = job.steering._directory
-    for where in ("hdfs:///sp", "s3a://bucket/sp", "file:/sp", "file:///sp/"):
+    for where in ("hdfs:///sp", "s3a://bucket/sp", "file:/sp", "file:///sp/", "FILE:///sp"):
         assert directory(where) == where
     relative = directory("sp")
     assert relative == str(Path.cwd() / "sp")
@@ -310,6 +311,21 @@ def test_a_drain_of_a_job_that_fails_meanwhile_is_refused(job: Job) -> None:
     with pytest.raises(SavepointError, match="gives no savepoint: it failed: full"):
         drain.answer.result(30)
     assert job.log == []
+
+
+def test_a_drain_of_a_job_that_ends_at_this_very_moment_is_refused(job: Job) -> None:
+    """Its end looks for a drain that was asked for, and a drain for the end, under one lock."""
+    steering = job.begin()
+
+    @contextlib.contextmanager
+    def late() -> Iterator[None]:
+        steering._ended = "ended"
+        yield
+
+    steering._ending = late()  # type: ignore[assignment]
+    with pytest.raises(SavepointError, match="it has ended"):
+        steering.stop_with_savepoint("/sp", drain=True)
+    assert steering.request is EndRequest.NONE
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -387,13 +403,14 @@ def test_a_global_checkpoint_is_waited_for_where_there_are_any(job: Job) -> None
 
     job.clock.meanwhile = [epochs, lambda: None, checkpoint]
     assert job.begin().checkpoint() == 4
-    assert len(job.clock.slept) == 3
+    assert job.clock.slept == [0.05] * 3
 
 
 def test_a_job_that_reads_nothing_has_its_last_global_checkpoint(job: Job) -> None:
     job.globals.wanted, job.globals.newest = True, 3
     assert job.begin().checkpoint() == 3
     before = job.clock.now
+    assert before == 10.0, "each of the two is seen to be idle"
     job.globals.newest = 0
     assert job.steering.checkpoint() == 0, "the first one does not come by itself"
     assert job.clock.now == before + 5.0 + 5.0 + 10.0, "two queries, and the checkpoint timeout"
