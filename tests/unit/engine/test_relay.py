@@ -299,6 +299,24 @@ def test_a_driver_that_was_superseded_stops(world: World) -> None:
     assert sorted(world.sink.visible) == world.expected()
 
 
+def test_an_abort_that_is_superseded_while_it_registers_is_left_to_the_newer_run(world: World) -> None:
+    old, new = world.driver(), world.driver()
+    batch = old.begin()
+    old.write(old.open(), batch)
+    opened: list[Opened] = []
+
+    def take_over() -> None:
+        if not opened:
+            opened.append(Opened(0, 0, "", "", False, None, (), 0, {}))
+            opened[0] = new.open()
+
+    with hooked("recover.registered", take_over):
+        old.relay.abort()
+    new.finish(new.write(opened[0], batch), batch)
+    assert sorted(world.sink.visible) == world.expected()
+    assert not world.sink.prepared
+
+
 def test_a_driver_that_hung_before_its_epoch_stops_by_name(world: World) -> None:
     old = world.driver()
     old.epoch()

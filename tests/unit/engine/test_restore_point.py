@@ -16,7 +16,7 @@ from penstock.engine import restore_point as module
 from penstock.engine import settlement
 from penstock.engine.restore_point import Claim, LastRun, RestorePoint
 from penstock.engine.settlement import JobLedgers
-from penstock.errors import MarksLost, SavepointIncomplete, Superseded, UidChanged
+from penstock.errors import MarksLost, SavepointError, SavepointIncomplete, Superseded, UidChanged
 from penstock.events import Events
 from penstock.progress import Step
 from penstock.savepoints import savepoint
@@ -139,6 +139,25 @@ def test_a_restore_that_is_recorded_while_a_run_starts_ends_that_run(job: Job) -
         point.refuse_replaced()
 
 
+def test_a_history_that_is_named_otherwise_than_the_last_replaces_it_too(job: Job) -> None:
+    job.record(restored(1, history="spark.2"))
+    point = job.point()
+    point.history(job.events)
+    job.record(restored(2, history="spark.10"))
+    with pytest.raises(Superseded):
+        point.refuse_replaced()
+
+
+def test_a_restore_that_is_not_recorded_when_a_run_has_registered_never_counts(job: Job) -> None:
+    point = job.point()
+    point.history(job.events)
+    Histories(job.storage).reserve("spark.1")
+    point.refuse_replaced()
+    with pytest.raises(SavepointError):
+        Histories(job.storage).record(restored(1))
+    assert Histories(job.storage).current() == "spark"
+
+
 def test_a_run_that_has_asked_for_no_history_goes_by_the_first(job: Job) -> None:
     point = job.point()
     point.refuse_replaced()
@@ -223,8 +242,9 @@ def test_a_claimed_savepoint_is_deleted_once_every_query_has_completed_an_epoch(
     job.point().history(job.events)
     assert claimed.asked == [("memory:sp-2", SPARK)]
     [claim] = [each for each in job.events._listeners if isinstance(each, Claim)]
-    job.events.emit("decided", query="out")
-    job.events.emit("decided", query="more")
+    for event in ("aborted", "decided"):
+        for query in PLANS:
+            job.events.emit(event, query=query)
     complete(job.events, "out", "out", "another")
     assert claim.thread is None, "a restart of the other query would need it"
     complete(job.events, "more")
