@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock import logs
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.deadline import Deadline
@@ -24,12 +25,16 @@ class Recording(Committer):
         self.sink, self.scope, self.closed, self.released = sink, scope, False, 0
         self.asked: list[tuple[Any, ...]] = []
         self.thread: int | None = None
+        self.query: Any = None
         self.fences_older_runs = sink.fences  # type: ignore[misc]
 
     def _ask(self, *given: Any, deadline: Deadline) -> None:
         assert deadline is DEADLINE
+        if given[0] != "leftovers":
+            assert logs._context.get({})["sink"] == self.scope.uid, "log lines name the sink"
         self.asked.append(given)
         self.thread = threading.get_ident()
+        self.query = logs._context.get({}).get("query")
         if self.sink.together is not None:
             self.sink.together.wait(30)
         if self.sink.fails is not None:
@@ -54,6 +59,7 @@ class Recording(Committer):
         return self.sink.dangling
 
     def close(self) -> None:
+        assert not self.closed, "once is enough"
         self.closed = True
 
 
@@ -111,6 +117,7 @@ def test_a_new_generation_closes_the_committers_of_the_last() -> None:
         assert [(one.scope.generation, one.closed) for one in sink.made] == [(3, True), (4, False)]
     assert world.committers["a"] is world.sinks["a"].made[1]
     world.committers.close()
+    world.committers.close()
     assert all(one.closed for sink in world.sinks.values() for one in sink.made)
     with pytest.raises(RuntimeError, match="after shutdown"):
         world.committers.seal([writer("a", 0), writer("b", 0)], DEADLINE)
@@ -140,7 +147,9 @@ def test_an_epoch_is_committed_in_all_its_sinks_side_by_side() -> None:
     world = World(a=Sink(), b=Sink())
     world.sinks["a"].together = world.sinks["b"].together = threading.Barrier(2)
     world.sinks["b"].outcome = Outcome.UNKNOWN
-    outcomes = world.committers.commit(7, [writer("a", 0), writer("b", 1), writer("a", 2)], DEADLINE)
+    with logs.bound(query="shop"):
+        outcomes = world.committers.commit(7, [writer("a", 0), writer("b", 1), writer("a", 2)], DEADLINE)
+    assert [sink.made[0].query for sink in world.sinks.values()] == ["shop"] * 2, "as its log lines say"
     assert outcomes == {("a", 0): Outcome.COMMITTED, ("a", 2): Outcome.COMMITTED, ("b", 1): Outcome.UNKNOWN}
     assert world.sinks["a"].asked == [("commit", 7, [0, 2])]
     assert world.sinks["b"].asked == [("commit", 7, [1])]
@@ -166,6 +175,27 @@ def test_nothing_is_committed_where_the_program_lacks_one_of_the_sinks() -> None
     with pytest.raises(UidChanged, match=r"knows the sinks \['gone'\] \(epoch 7 is decided for them\)"):
         world.committers.commit(7, [writer("a", 0), writer("gone", 0)], DEADLINE)
     assert world.sinks["a"].asked == []
+
+
+def test_closing_does_not_wait_for_a_sink_that_does_not_answer() -> None:
+    world, answers = World(a=Sink(), b=Sink()), threading.Event()
+    asked = threading.Barrier(2)
+
+    class Silent(Recording):
+        def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+            asked.wait(30)
+            answers.wait()
+            return committables
+
+    world.sinks["a"].kind = Silent
+    world.open(4)
+    sealing = threading.Thread(target=world.committers.seal, args=([writer("a", 0), writer("b", 1)], DEADLINE))
+    sealing.start()
+    asked.wait(30)
+    world.committers.close()
+    assert sealing.is_alive()
+    answers.set()
+    sealing.join()
 
 
 # What was committed, and what is open

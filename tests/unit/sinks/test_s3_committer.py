@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,10 +38,21 @@ class Store(SimulatedFolder):
 
     def _asked(self, label: str, work: Callable[[], Any], lost: Callable[[], Any]) -> Any:
         self.asked.append(label)
+        assert "None" not in label
         for start, action in self.before.items():
             if label.startswith(start):
                 action()
         return work()
+
+    def complete(self, name: str, upload: str, etags: Sequence[str]) -> bool:
+        assert etags == [f"{upload}-{part}-{len(data)}" for part, data in self._parts_of(upload)] or upload not in self
+        return super().complete(name, upload, etags)
+
+    def __contains__(self, upload: str) -> bool:
+        return upload in self.bucket.uploads
+
+    def _parts_of(self, upload: str) -> list[tuple[int, bytes]]:
+        return sorted(self.bucket.uploads[upload][2].items()) if upload in self else []
 
     def receipts(self) -> dict[str, set[str]]:
         committer = UploadCommitter(self, SCOPE)  # type: ignore[arg-type]
@@ -144,7 +155,15 @@ def test_a_task_that_fails_ends_its_upload_if_it_can(store: Store) -> None:
     assert len(store.bucket.uploads) == 1, "the next sweep finds it"
 
 
-@pytest.mark.parametrize("name", ["part-other.out.g00000003-e0000000007-a1-w00000-t0-0123456789ab.txt", START, "x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "g00000003-e0000000007-a1-w00000-t0-0123456789ab.txt",
+        "part-other.out.g00000003-e0000000007-a1-w00000-t0-0123456789ab.txt",
+        START,
+        "x",
+    ],
+)
 def test_other_names_are_not_the_sinks(name: str) -> None:
     assert parse_name(name, SCOPE) is None
     assert module.token_of(name, SCOPE) is None
@@ -166,6 +185,8 @@ def test_an_upload_that_is_gone_or_another_is_not_sealed(store: Store, count: in
     store.put_part(ones[-1].payload["name"], ones[-1].payload["upload"], 2, b"more")
     with pytest.raises(PreCommitFailed, match=rf"writer {count - 1} of sink 'out.1' is not as it was written: {START}"):
         committer(store).seal(ones, soon())
+    with pytest.raises(PreCommitFailed, match="is not as it was written"):
+        committer(store).seal([ones[-1].with_payload(etags=["u9-1-9", "u9-2-4"])], soon())
     ended(store, ones[-1])
     with pytest.raises(PreCommitFailed, match=rf"writer {count - 1} of sink 'out.1' is gone: {START}"):
         committer(store).seal(ones, soon())
@@ -232,10 +253,11 @@ def test_an_upload_that_ended_before_any_commit_is_lost(store: Store) -> None:
     assert store.receipts() == {"begun": {other.payload["upload"]}, "done": {other.payload["upload"]}}
 
 
-def test_an_object_of_another_program_proves_nothing(store: Store) -> None:
+@pytest.mark.parametrize("mark", ["", "0", "zzzz"])
+def test_an_object_of_another_program_proves_nothing(store: Store, mark: str) -> None:
     one = prepare(store, 0)
     ended(store, one)
-    store.put(one.payload["name"], b"theirs")
+    store.bucket.objects[one.payload["name"]] = (b"theirs", mark)
     assert committer(store).commit(7, [one], soon()) == {0: Outcome.UNKNOWN}
 
 
@@ -282,6 +304,12 @@ def test_a_note_of_the_end_that_cannot_be_written_changes_nothing(store: Store) 
     assert committer(store).commit(7, [one], deadline) == {0: Outcome.COMMITTED}
 
 
+def test_a_note_of_the_end_is_written_once(store: Store) -> None:
+    committer(store).commit(7, [prepare(store, 0)], soon())
+    assert len([label for label in store.asked if label.startswith("put _penstock")]) == 2, "as begun, and as done"
+    assert UploadStream(lambda part: None).writable(), "as encoders ask"
+
+
 def test_notes_are_kept_for_a_few_epochs(store: Store) -> None:
     for epoch in range(30):
         committer(store).commit(epoch, [prepare(store, 0, epoch=epoch)], soon())
@@ -303,7 +331,7 @@ def test_what_is_seen_of_an_outcome_that_is_not_proven(store: Store) -> None:
     one, other = prepare(store, 0), prepare(store, 1)
     name = one.payload["name"]
     ended(store, one)
-    store.put(name, b"theirs")
+    store.bucket.objects[name] = (b"theirs", "zzzz")
     told = committer(store).evidence([one, other], soon())
     assert told[0] == f"the upload is ended, the object {name} is not ours"
     assert told[1] == f"the upload is open, the object {other.payload['name']} is not there"
