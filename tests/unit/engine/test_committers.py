@@ -179,7 +179,7 @@ def test_nothing_is_committed_where_the_program_lacks_one_of_the_sinks() -> None
 
 def test_closing_does_not_wait_for_a_sink_that_does_not_answer() -> None:
     world, answers = World(a=Sink(), b=Sink()), threading.Event()
-    asked = threading.Barrier(2)
+    asked = threading.Barrier(3)
 
     class Silent(Recording):
         def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
@@ -187,7 +187,8 @@ def test_closing_does_not_wait_for_a_sink_that_does_not_answer() -> None:
             answers.wait()
             return committables
 
-    world.sinks["a"].kind = Silent
+    for sink in world.sinks.values():
+        sink.kind = Silent
     world.open(4)
     sealing = threading.Thread(target=world.committers.seal, args=([writer("a", 0), writer("b", 1)], DEADLINE))
     sealing.start()
