@@ -331,9 +331,10 @@ def test_what_is_seen_of_an_outcome_that_is_not_proven(store: Store) -> None:
     one, other = prepare(store, 0), prepare(store, 1)
     name = one.payload["name"]
     ended(store, one)
-    store.bucket.objects[name] = (b"theirs", "zzzz")
-    told = committer(store).evidence([one, other], soon())
-    assert told[0] == f"the upload is ended, the object {name} is not ours"
+    for mark in ("", "0", "zzzz"):
+        store.bucket.objects[name] = (b"theirs", mark)
+        told = committer(store).evidence([one, other], soon())
+        assert told[0] == f"the upload is ended, the object {name} is not ours"
     assert told[1] == f"the upload is open, the object {other.payload['name']} is not there"
     store.before["get"] = fails(1)
     assert committer(store).evidence([one], soon()) == {0: "S3 does not answer: Slow down."}
