@@ -81,6 +81,8 @@ def test_a_slice_is_hashed_as_its_own_rows() -> None:
         chain(None, nullable=(True,)), chain(b"bc" * 40, nullable=(True,)), chain(b"d", nullable=(True,))
     ]  # fmt: skip
     assert hashes([values_of(array.slice(0, 1))], 1, (False,)) == [chain(b"a")]
+    large = array.cast(pa.large_binary())
+    assert hashes([values_of(large.slice(1, 2))], 2, (False,)) == [chain(None), chain(b"bc" * 40)]
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.decimal128(10, 0), pa.decimal128(30, 0), pa.float64(), pa.bool_()])

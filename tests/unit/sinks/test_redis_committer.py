@@ -238,8 +238,9 @@ def test_a_server_that_is_away_while_its_replicas_are_waited_for_is_asked_again(
 def test_a_server_that_refuses_to_wait_for_replicas_is_an_error(server: Server, pauses: list[float]) -> None:
     one = prepare(server, 0)
     server.when_waiting = fails(1, redis.exceptions.NoPermissionError("NOPERM this user"))
-    with pytest.raises(AccessDenied, match=r"db\.example:6380/2 refused: NOPERM this user"):
+    with pytest.raises(AccessDenied, match=r"db\.example:6380/2 refused: NOPERM this user") as refused:
         committer(server, replicas=1).seal([one], Deadline(1))
+    assert isinstance(refused.value.__cause__, redis.exceptions.NoPermissionError)
     assert pauses == []
 
 

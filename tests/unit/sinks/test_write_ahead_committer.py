@@ -143,6 +143,14 @@ def test_a_full_disk_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -
     assert "it replays from the same positions" in refused.value.safe
 
 
+def test_a_full_disk_before_the_first_epoch_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = fails(1, OSError(errno.ENOSPC, "No space"))
+    monkeypatch.setattr(target.row_log._storage, "create_folder", lambda _: full())
+    with pytest.raises(StorageFull, match=target.sink.log) as refused:
+        target.row_log.create()
+    assert refused.value.safe == "nothing was started"
+
+
 # Sealing
 
 

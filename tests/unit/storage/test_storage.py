@@ -429,3 +429,21 @@ def test_of_each_folder_that_was_found_the_name_is_synced_once(tmp_path: Path, s
     (tmp_path / "b/y").rename(tmp_path / "b/z")
     ensure_folder(tmp_path / "b/z")
     assert synced == [str(tmp_path / "b")], "the same folder under another name"
+
+
+def test_a_folder_above_that_may_not_be_read_is_passed_over_unless_it_was_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = durable.sync
+
+    def refused(path: Path) -> None:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        sync(path)
+
+    monkeypatch.setattr(durable, "sync", refused)
+    (tmp_path / "old").mkdir()
+    ensure_folder(tmp_path / "old")
+    ensure_folder(tmp_path / "old" / "below")
+    with pytest.raises(PermissionError):
+        ensure_folder(tmp_path / "new")
