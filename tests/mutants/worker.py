@@ -37,7 +37,7 @@ from mutmut.state import state
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.format_utils import orig_function_and_class_names_from_key
 
-_PROCESSES = 2
+_PROCESSES = int(os.environ.get("PROCESSES", "2"))
 _TIMEOUT = 36  # mutmut's exit code for it
 _LEAST_SECONDS, _TIMES = 5.0, 10  # a test may take that long, or so many times what it takes without a mutant
 
@@ -46,7 +46,7 @@ _IDLE_CALLS = (
     m.Call(m.Attribute(m.Name("log")))
     | m.Call(m.Name("failpoint"))
     | m.Call(m.Attribute(attr=m.Name("naming") | m.Name("_named")))
-    | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe")), m.ZeroOrMore()])
+    | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe") | m.Name("to_do")), m.ZeroOrMore()])
     | m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")), args=[m.Arg(m.FormattedString())])
 )
 _FALSE = m.Name("False") | m.Name("None") | m.Tuple([])

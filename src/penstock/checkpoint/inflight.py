@@ -108,9 +108,6 @@ class _Counted:
         self._stream.write(view)
         return view.nbytes
 
-    def flush(self) -> None:
-        self._stream.flush()
-
     def close(self) -> None:
         self.closed = True
 
@@ -127,10 +124,9 @@ class LogWriter:
         marked = schema.with_metadata({**(schema.metadata or {}), _KEY: str(INFLIGHT_VERSION).encode()})
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_stream(pa.PythonFile(self._counted, mode="w"), marked, options=options)
-        self._schema = marked
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch.replace_schema_metadata(self._schema.metadata))
+        self._writer.write_batch(batch)
 
     def close(self) -> LogFile:
         """Durable when this returns."""

@@ -49,7 +49,7 @@ def sync(path: Path | str) -> None:
 def syncs_as_one(path: Path | str) -> bool:
     """Whether `sync_file_system` reaches the disk behind `path`. The kernel does not hand that call on to FUSE, and a
     network file system does with it what it likes: only those count that are known to carry it out."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = ctypes.CDLL(None)
     about = ctypes.create_string_buffer(512)
     if not hasattr(libc, "syncfs") or libc.statfs(os.fsencode(path), about):
         return False
@@ -74,14 +74,14 @@ def sync_below(root: Path | str, known: Mapping[str, object]) -> dict[str, objec
     seen: dict[str, object] = {}
     files, folders = list[str](), list[str]()
     for where, below, names in os.walk(root):
-        changed = 0
+        changed = False
         for path in (os.path.join(where, name) for name in names):
             with contextlib.suppress(FileNotFoundError):
                 status = os.lstat(path)
                 seen[path] = status.st_ino, status.st_size, status.st_mtime_ns
                 if stat.S_ISREG(status.st_mode) and seen[path] != known.get(path):
                     files.append(path)
-                    changed += 1
+                    changed = True
         seen[where] = frozenset((*below, *names))
         if changed or seen[where] != known.get(where):
             folders.append(where)

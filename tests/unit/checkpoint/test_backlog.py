@@ -76,6 +76,13 @@ def test_an_entry_is_as_large_as_its_logs(place: Place) -> None:
     assert [one.payload for one in entry.prepared] == [{"name": "a"}]
 
 
+def test_whether_a_log_file_is_there_is_seen(place: Place) -> None:
+    one, other = place.log(1), place.log(2)
+    backlog = place.backlog()
+    backlog.remove_logs([log_of(other).name])
+    assert [backlog.has_log(one), backlog.has_log(other)] == [True, False]
+
+
 # Recording
 
 

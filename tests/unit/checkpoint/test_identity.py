@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock.checkpoint import open as opening
 from penstock.checkpoint.decision import Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger, Manifest
-from penstock.checkpoint.open import check_sources, history_of, mismatch, overwritten
-from penstock.checkpoint.spark_log import SparkLog
-from penstock.errors import LedgerCorrupt, UidChanged
+from penstock.checkpoint.open import check_sources, history_of, ledger_at, mismatch, overwritten, spark_log_at
+from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
+from penstock.errors import LedgerCorrupt, StorageNotAtomic, UidChanged
 from tests.support.memory_storage import MemoryStorage
 
 BARRIER = b"v1\n{}\n7"
@@ -134,3 +137,77 @@ def test_a_note_that_is_too_long_for_the_ledger_is_told_apart_and_not_restored(l
 
 def test_the_error_for_two_that_are_not_each_others_names_both() -> None:
     assert "query 'copy', but the log is elsewhere:" in mismatch("copy", "the log is elsewhere").happened
+
+
+# Opening them
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What was asked for, location and session; each gets a storage in memory."""
+    asked: list[tuple[str, Any]] = []
+
+    def storage_at(location: str, spark: Any) -> MemoryStorage:
+        asked.append((location, spark))
+        return Overwriting(location) if "overwriting" in location else MemoryStorage(location)
+
+    monkeypatch.setattr(opening, "storage_at", storage_at)
+    return asked
+
+
+class Overwriting(MemoryStorage):
+    """It promises what it does not keep."""
+
+    def create(self, name: str, data: bytes) -> None:
+        self._files[name] = data
+
+
+def session(**settings: str) -> Any:
+    return SimpleNamespace(conf=settings)
+
+
+def test_a_ledger_on_remote_storage_is_opened_through_the_session_and_keeps_as_much_as_is_asked(
+    opened: list[tuple[str, Any]],
+) -> None:
+    spark = session()
+    ledger = ledger_at("memory:job/copy/ledger", spark, retained=7, trusted=["memory"])
+    assert opened == [("memory:job/copy/ledger", spark)]
+    for epoch in (42, 43):
+        ledger.decide(Decision(DecisionId(epoch, 1), ()), query="q", barrier=None)
+    ledger.prune(50)
+    assert [one.decision.id.epoch for one in ledger.all_manifests()] == [43]
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_ledger_on_storage_that_is_not_trusted_or_not_atomic_is_refused() -> None:
+    with pytest.raises(StorageNotAtomic, match="does not promise"):
+        ledger_at("memory:job", None, retained=7)
+    with pytest.raises(StorageNotAtomic, match="created twice"):
+        ledger_at("memory:overwriting", None, retained=7, trusted=["memory"])
+
+
+def test_sparks_log_is_opened_through_the_session_with_its_state_format(opened: list[tuple[str, Any]]) -> None:
+    for settings, expected in (({}, "1"), ({STATE_FORMAT: "2"}, "2")):
+        spark = session(**settings)
+        log = spark_log_at("memory:job/copy/spark", spark)
+        assert log.state_format == expected
+        assert opened.pop() == ("memory:job/copy/spark", spark)
+        assert log.location == "memory:job/copy/spark"
+    assert spark_log_at("memory:job", None).state_format == "1"
+
+
+@pytest.mark.usefixtures("opened")
+def test_the_format_of_sparks_commits_is_known_unless_the_caller_denies_it() -> None:
+    assert spark_log_at("memory:job", None).knows_commits()
+    assert not spark_log_at("memory:job", None, known=False).knows_commits()
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(("more", "torn"), [({}, ["offsets/6"]), ({"positions": 1}, [])])
+def test_a_barrier_has_as_many_positions_as_the_oldest_unless_the_plan_has_one_source(
+    more: dict[str, Any], torn: list[str]
+) -> None:
+    log = spark_log_at("memory:job", None, **more)
+    log.storage.create("offsets/5", b"v1\n{}\n7\n7")
+    log.storage.create("offsets/6", b"v1\n{}\n8")
+    assert log.torn() == torn

@@ -266,6 +266,33 @@ def test_a_claim_is_made_once() -> None:
         own.claim(CLAIM, "query-id")
 
 
+def test_the_newest_claim_says_which_query_the_ledger_is_of() -> None:
+    own = ledger()
+    assert own.last_claimant() is None
+    own.claim(Claim(7, 12, None), None)
+    assert own.last_claimant() is None, "the first claim of a query that has no id yet"
+    own.claim(Claim(8, 12, None), "query-id")
+    own.claim(Claim(10, 0, None), "another")
+    assert own.last_claimant() == "another"
+
+
+def test_a_ticket_is_what_was_handed_over_last_until_it_is_torn() -> None:
+    own = ledger()
+    assert own.ticket() is None
+    own.tear()
+    for epoch in (4, 5):
+        own.hand_over({"generation": 7, "epoch": epoch, "hints": {"fence": 3}})
+        assert own.ticket() == {"generation": 7, "epoch": epoch, "hints": {"fence": 3}}
+    own.tear()
+    assert own.ticket() is None
+
+
+def test_a_damaged_ticket_is_none() -> None:
+    storage = MemoryStorage()
+    storage.create("ticket.json", seal("ticket", {"generation": 7})[:-5])
+    assert ledger(storage).ticket() is None
+
+
 def test_decisions_of_an_epoch() -> None:
     own = ledger()
     own.decide(DECISION, query="query-id", barrier=None)
@@ -275,6 +302,25 @@ def test_decisions_of_an_epoch() -> None:
     own.decide(Decision(DecisionId(13, 9), ()), query="query-id", barrier=None)
     assert own.decisions(12, "query-id") == (DECISION, later)
     assert own.decisions(11, "query-id") == ()
+
+
+def test_all_manifests_are_those_of_every_epoch_run_and_query() -> None:
+    own = ledger()
+    ids = [DecisionId(11, 8), DecisionId(12, 7), DecisionId(12, 9), DecisionId(90, 9)]
+    for number, named in enumerate(ids):
+        own.decide(Decision(named, ()), query=f"query-{number}", barrier=None)
+    assert [(one.decision.id, one.query) for one in own.all_manifests()] == [
+        (named, f"query-{number}") for number, named in enumerate(ids)
+    ]
+
+
+def test_a_manifest_that_is_pruned_between_listing_and_reading_tells_no_query() -> None:
+    storage = MemoryStorage()
+    own = ledger(storage)
+    own.decide(DECISION, query="query-id", barrier="b", offsets="o", history="spark")
+    assert own.last_query("spark") == "query-id"
+    storage.read = lambda name: None  # type: ignore[method-assign]
+    assert own.last_query("spark") is None
 
 
 def test_nothing_is_decided_twice() -> None:

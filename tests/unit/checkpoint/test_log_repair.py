@@ -18,7 +18,7 @@ from penstock.checkpoint.log_repair import completed, look, query_of, refuse_los
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.engine.restarts import ErrorClass, classify
-from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost
+from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost, Superseded
 from penstock.failpoints import hooked
 from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
@@ -978,6 +978,19 @@ class TestDrains:
         assert self.after_restore(world) == (6, False)
         assert world.files.read("offsets/.6.crc") is None
         assert not look(world.ledger, world.log).damaged
+
+    def test_it_stays_where_a_newer_run_has_registered(self) -> None:
+        """By now it may be that run's own."""
+        world = World(6)
+        world.log.end_of_time(6)
+        before = everything(world.files)
+
+        def superseded() -> None:
+            raise Superseded("A newer run has registered.")
+
+        with pytest.raises(Superseded):
+            restore(world.ledger, world.log, 6, None, fence=superseded)
+        assert everything(world.files) == before
 
     def test_decided_it_is_a_barrier_like_any_other(self) -> None:
         world = World(6)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import uuid
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, Barrier, SparkLog
-from penstock.errors import LedgerCorrupt
+from penstock.checkpoint import spark_log as module
+from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, Barrier, LaneNote, SparkLog
+from penstock.errors import LedgerCorrupt, LedgerFromTheFuture, Superseded
 from penstock.storage.storage import AlreadyExists
 from tests.support.memory_storage import MemoryStorage
 
@@ -397,7 +401,20 @@ KAFKA = b'\0v1\n{"orders":{"0":17,"1":4}}'
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\0", b"\0v", b"\0v1", b"\0v1\n", KAFKA[:-2], FILES[:-1], FILES + b'\n{"pa', b"\0" * len(FILES)]
+    "data",
+    [
+        b"",
+        b"v",
+        b"\0",
+        b"\0v",
+        b"\0v1",
+        b"\0v1\n",
+        KAFKA[:-2],
+        FILES[:-1],
+        FILES + b'\n{"pa',
+        b'v1\n["pa',
+        b"\0" * len(FILES),
+    ],
 )
 def test_a_torn_note_of_a_source_is_no_note(log: SparkLog, storage: MemoryStorage, data: bytes) -> None:
     """Spark would stop at it in every start."""
@@ -411,7 +428,7 @@ def test_a_torn_note_of_a_source_is_no_note(log: SparkLog, storage: MemoryStorag
 
 
 @pytest.mark.parametrize(
-    "data", [FILES, KAFKA, FILES + b"\n" + FILES[3:], b"v1\n17", b"v1\nno JSON", b"17", b"\xac\xed\0"]
+    "data", [FILES, KAFKA, FILES + b"\n" + FILES[3:], b"v1", b"v1\n", b"v1\n17", b"v1\nno JSON", b"17", b"\xac\xed\0"]
 )
 def test_a_note_in_a_sources_own_format_is_whole(log: SparkLog, storage: MemoryStorage, data: bytes) -> None:
     storage.create("sources/0/3", data)
@@ -569,3 +586,103 @@ def test_two_barriers_are_one_where_they_cut_at_the_same_place_and_time() -> Non
         Barrier("a", one.metadata, ({"t": 2}, None)),
     ):
         assert one.cut != other.cut
+
+
+# What a query of its own lanes writes
+
+
+LANES = LaneNote("6a1c", {"orders": "id"}, {"orders:0": [3, 77]}, {"orders:1": [9, 0, 0]}, closed=True)
+
+
+def written(storage: MemoryStorage, epoch: int, text: str) -> None:
+    storage.create(f"offsets/{epoch}", text.encode())
+
+
+def test_the_first_barrier_has_the_settings_of_the_session_and_the_positions(
+    log: SparkLog, storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 1767225612.3456))
+    text = log.cut_at(0, [{"orders": {"0": 12}}, None], CONF, None)
+    assert text.encode() == offsets({"batchWatermarkMs": 0, "batchTimestampMs": 1767225612346, "conf": CONF},
+        '{"orders":{"0":12}}', "-").replace(b": ", b":").replace(b", ", b",")  # fmt: skip
+    assert storage.list("offsets") == [], "nothing is written"
+
+
+def test_a_later_barrier_has_the_settings_and_the_watermark_of_the_epoch_before(
+    log: SparkLog, storage: MemoryStorage
+) -> None:
+    written(storage, 0, log.cut_at(0, [1], CONF, LANES))
+    storage.create("metadata", b'{"id":"6a1c"}')
+    storage.create("commits/0", commit(7))
+    log.end_of_time(1)
+    storage.create("commits/1", commit(9))
+    barrier = log.parse_barrier(2, log.cut_at(2, [2], {"other": "settings"}, None).encode())
+    assert (barrier.metadata["conf"], barrier.metadata["batchWatermarkMs"]) == (CONF, 9)
+    assert (barrier.lanes, barrier.drains) == (None, None), "neither the lanes nor the drain of an earlier epoch"
+    storage.delete("commits/1")
+    storage.create("offsets/9", b"v1\n{}\n1")
+    barrier = log.parse_barrier(10, log.cut_at(10, [2], CONF, None).encode())
+    assert (barrier.metadata["conf"], barrier.metadata["batchWatermarkMs"]) == ({}, 0)
+    barrier = log.parse_barrier(5, log.cut_at(5, [2], CONF, None).encode())
+    assert barrier.metadata["conf"] == CONF, "where the barrier before is gone"
+
+
+def test_what_a_barrier_notes_of_its_lanes_is_read_again(log: SparkLog) -> None:
+    barrier = log.parse_barrier(0, log.cut_at(0, [1], CONF, LANES).encode())
+    assert barrier.lanes == LANES
+    assert log.parse_barrier(0, b"v1\n{}\n1").lanes is None
+    noted = barrier.metadata["conf"]["penstock.lanes"]
+    assert json.loads(noted)["version"] == 1
+    barrier.metadata["conf"]["penstock.lanes"] = noted.replace('"version":1', '"version":2')
+    with pytest.raises(LedgerFromTheFuture, match=r"^A barrier's note of its lanes has version 2"):
+        _ = barrier.lanes
+
+
+def test_the_newest_complete_barrier(log: SparkLog, storage: MemoryStorage) -> None:
+    seen: list[Any] = []
+    for epoch in range(2):
+        for name, data in ((f"offsets/{epoch}", offsets(None, str(epoch))), (f"commits/{epoch}", commit())):
+            storage.create(name, data)
+            newest = log.newest_complete()
+            seen.append(newest and newest.offsets)
+    assert seen == [None, (0,), (0,), (1,)], "the next one is under way until it has its commit"
+
+
+def test_an_id_is_given_once_in_sparks_own_format(log: SparkLog, storage: MemoryStorage) -> None:
+    given = log.give_id()
+    assert str(uuid.UUID(given)) == given
+    assert storage.read("metadata") == f'{{"id":"{given}"}}'.encode()
+    assert log.give_id() == SparkLog(storage).give_id() == given
+
+
+def test_of_two_that_give_an_id_at_once_the_first_counts(
+    log: SparkLog, storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(name: str, data: bytes) -> None:
+        MemoryStorage.create(storage, name, b'{"id":"first"}')
+        MemoryStorage.create(storage, name, data)
+
+    monkeypatch.setattr(storage, "create", late)
+    assert log.give_id() == "first"
+
+
+def test_the_id_that_the_ledger_knows_counts_whatever_sparks_note_says(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("metadata", b'{"id":"another"}')
+    assert log.query_id() == "another"
+    log.belongs_to("6a1c")
+    assert log.query_id() == "6a1c"
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_log_is_begun_anew_only_by_the_newest_run(log: SparkLog, storage: MemoryStorage, barrier: bool) -> None:
+    for name in ("state/0/0/1.delta", "commits/.0.crc", *(["offsets/0"] if barrier else ["offsets/.0.crc"])):
+        storage.create(name, offsets())
+    before = storage.sizes()
+
+    def superseded() -> None:
+        raise Superseded("A newer run has registered.")
+
+    with pytest.raises(Superseded):
+        log.begin_anew(superseded)
+    assert storage.sizes() == before
+    assert log.begin_anew(lambda: None) == (["state"] if barrier else ["state", "offsets", "commits"])

@@ -358,10 +358,7 @@ def test_an_error_that_no_waiting_cures_ends_it(story: Story) -> None:
     driver.start()
     driver.wait_empty(lambda: False)
     assert isinstance(driver.failure, SchemaMismatch)
-    for thread in threading.enumerate():
-        if thread.name == "penstock-drain-out":
-            thread.join(10)
-            assert not thread.is_alive()
+    driver._drainers["out"]._thread.join()
     assert len(story.sink.writers) == 1
 
 
@@ -650,7 +647,7 @@ def test_a_drainer_that_has_nothing_to_do_is_woken_to_end(story: Story, monkeypa
 def test_it_runs_in_a_thread_that_keeps_no_process_alive(story: Story) -> None:
     driver = story.driver()
     driver.start()
-    [thread] = [one for one in threading.enumerate() if one.name == "penstock-drain-out"]
+    thread = driver._drainers["out"]._thread
     assert thread.daemon
     driver.close()
     assert not thread.is_alive(), "it has ended when `close` returns"
@@ -681,7 +678,7 @@ def test_a_sink_that_never_answers_does_not_hold_up_the_end(story: Story, monkey
     driver.start()
     while not story.sink.writers:
         driver.wait_empty(lambda: bool(story.sink.writers))
-    [thread] = [one for one in threading.enumerate() if one.name == "penstock-drain-out"]
+    thread = driver._drainers["out"]._thread
     closing = threading.Thread(target=driver.close, daemon=True)
     closing.start()
     closing.join(10)

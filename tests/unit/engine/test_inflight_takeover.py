@@ -370,6 +370,8 @@ class _Forgetful(memory_sink._Committer):
     """It can tell what it has lost, and commits again what has fallen back to prepared."""
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        assert isinstance(deadline, Deadline)
+        assert epoch == 0
         lost = [one for one in committables if self._one(one.payload["name"]) is Outcome.LOST]
         return {one.writer: f"acknowledge {one.payload['name']}" for one in lost}
 
@@ -401,7 +403,8 @@ def test_rows_that_a_sink_loses_after_their_log_is_removed_are_named_as_lost(tmp
         run.recover()
         ended(run)
         assert isinstance(run.failure, CommittedRowsLost)
-        assert "4 rows of epoch 0" in str(run.failure)
+        assert f"Query {run.query!r} has committed 4 rows of epoch 0" in str(run.failure)
+        assert " in out any more" in str(run.failure)
         assert all(f"acknowledge {name}" in str(run.failure) for name in names)
         run.close()
     sink.committed = {name: [] for name in names}  # an operator acknowledges the loss

@@ -29,6 +29,7 @@ class Sinks:
     def missing(
         self, epoch: int, committables: Sequence[Committable], deadline: Deadline
     ) -> Mapping[tuple[str, int], str]:
+        assert isinstance(deadline, Deadline)
         self.asked.append((epoch, [one.writer for one in committables]))
         return {one.id: f"say {one.writer}" for one in committables if one.writer in self.lost}
 

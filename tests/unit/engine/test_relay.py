@@ -11,6 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DayTimeIntervalType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
@@ -22,6 +31,7 @@ from penstock.errors import (
     DuplicateUid,
     LedgerError,
     ReplayDiffers,
+    SchemaMismatch,
     StrayTask,
     Superseded,
     WritersLost,
@@ -289,6 +299,24 @@ def test_a_driver_that_was_superseded_stops(world: World) -> None:
     assert sorted(world.sink.visible) == world.expected()
 
 
+def test_an_abort_that_is_superseded_while_it_registers_is_left_to_the_newer_run(world: World) -> None:
+    old, new = world.driver(), world.driver()
+    batch = old.begin()
+    old.write(old.open(), batch)
+    opened: list[Opened] = []
+
+    def take_over() -> None:
+        if not opened:
+            opened.append(Opened(0, 0, "", "", False, None, (), 0, {}))
+            opened[0] = new.open()
+
+    with hooked("recover.registered", take_over):
+        old.relay.abort()
+    new.finish(new.write(opened[0], batch), batch)
+    assert sorted(world.sink.visible) == world.expected()
+    assert not world.sink.prepared
+
+
 def test_a_driver_that_hung_before_its_epoch_stops_by_name(world: World) -> None:
     old = world.driver()
     old.epoch()
@@ -370,3 +398,38 @@ def test_another_folder_than_the_querys(world: World, tmp_path: Path) -> None:
     relay = Relay(world.sink, "out", "job", str(tmp_path / "empty"), None, "driver", Checkpoints())
     with pytest.raises(LedgerError, match="no epoch that is under way"):
         relay.open(SCHEMA)
+
+
+def test_a_job_has_the_name_that_it_was_given_or_one_of_its_ledger(world: World) -> None:
+    driver = world.driver()
+    assert driver.relay.job_name() == "job"
+    nameless = Relay(world.sink, "out", None, str(world.checkpoint), None, "driver", Checkpoints())
+    assert nameless.job_name() == f"penstock-{world.ledger().identity()}" == nameless.job_name()
+
+
+# The columns that writers get
+
+
+def test_the_columns_are_those_that_the_sink_makes_of_the_plans() -> None:
+    given: list[pa.RecordBatch] = []
+
+    def fit(batch: pa.RecordBatch) -> pa.RecordBatch:
+        given.append(batch)
+        return batch.select(["n", "at"]).append_column("more", pa.array(["x"], pa.string()))
+
+    plan = StructType().add("at", TimestampType()).add("n", IntegerType(), nullable=False).add("dropped", StringType())
+    columns = engine.fitted(fit, plan)
+    expected = {"n": pa.int32(), "at": pa.timestamp("us", "UTC"), "more": pa.string()}
+    assert dict(zip(columns.names, columns.types, strict=True)) == expected
+    [batch] = given
+    assert (batch.schema.names, batch.num_rows) == (["at", "n", "dropped"], 1)
+    assert all(column.null_count == 1 for column in batch.columns), "no value of the user's"
+
+
+def test_a_column_whose_values_cannot_be_summed_is_refused_by_name() -> None:
+    plan = StructType().add("n", IntegerType()).add("span", DayTimeIntervalType())
+    with pytest.raises(SchemaMismatch, match=r"by format\('penstock'\): duration\[us\] cannot be hashed\.") as refused:
+        engine.fitted(lambda batch: batch, plan)
+    assert refused.value.__cause__ is None
+    nested = StructType().add("list", ArrayType(IntegerType())).add("map", MapType(StringType(), IntegerType()))
+    assert engine.fitted(lambda batch: batch, nested).names == ["list", "map"]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from penstock.contracts.sink import SinkScope
+from penstock.engine import output_jobs as module
+from penstock.engine import task
+from penstock.engine.checksum import FLAT, NESTED
 from penstock.engine.output_jobs import SMALL, RowSizes
+from penstock.engine.task import Assignment
 
 BYTES, ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
 USUAL, UNBOUNDED = str(64 << 20), "2147483647"
@@ -36,6 +45,17 @@ def test_it_stays_until_rows_were_seen() -> None:
     assert bound(RowSizes()) == USUAL
     assert bound(told()) == USUAL
     assert bound(told(0.0, 0.0)) == USUAL
+
+
+def test_the_session_is_not_asked_for_rows_before_sizes_are_known() -> None:
+    conf = Conf({BYTES: USUAL})
+    with RowSizes().bound_batches(conf, "out"):
+        assert conf == {BYTES: USUAL}
+
+
+def test_it_is_lifted_for_the_smallest_rows_and_batches() -> None:
+    assert bound(told(1.0), rows="1") == UNBOUNDED
+    assert bound(told(1.0), rows="0") == USUAL, "which is no limit"
 
 
 def test_it_is_lifted_for_small_rows() -> None:
@@ -118,3 +138,58 @@ def test_the_session_is_asked_only_where_the_bound_changes() -> None:
 def test_what_the_user_set_stays_for_the_next_epoch_too() -> None:
     assert next_bounds(Asked("1000000"), 1.0, 1.0) == ["1000000"] * 2
     assert next_bounds(Asked(rows="0"), 1.0) == [USUAL]
+
+
+# Where each epoch has a writer of its own
+
+
+class Plan:
+    """A frame that knows what was done to it."""
+
+    def __init__(self, steps: list[Any], conf: Conf, reports: list[dict[str, Any]]) -> None:
+        self.steps, self._conf, self._reports = steps, conf, reports
+        self.sparkSession = SimpleNamespace(conf=conf)
+
+    def then(self, *step: Any) -> Plan:
+        return Plan([*self.steps, step], self._conf, self._reports)
+
+    def mapInArrow(self, writer: Any, schema: str) -> Plan:  # noqa: N802
+        return self.then("map", writer, schema)
+
+    def collect(self) -> list[tuple[str]]:
+        self.steps.append(self._conf[BYTES])
+        return [(json.dumps(report),) for report in self._reports]
+
+
+@pytest.mark.parametrize(("rule", "used"), [(None, FLAT), (NESTED, NESTED)])
+def test_an_epochs_rows_are_shaped_hashed_and_written_by_its_assignment(
+    monkeypatch: pytest.MonkeyPatch, rule: int | None, used: int
+) -> None:
+    """And the bound follows from the rows of the epoch before."""
+    ran: list[Plan] = []
+    first = Assignment(SinkScope("job", "out", 3), 7, 1)
+    sink: Any = SimpleNamespace(shape=lambda frame: frame.then("shape"))
+
+    def with_plain_names(plan: Plan) -> tuple[Plan, list[str]]:
+        ran.append(plan.then("names"))
+        return ran[-1], ["a.b"]
+
+    def writer_task(given: Any, assign: Any, *, rule: int, names: list[str]) -> Any:
+        assert (given, assign(None) in (first, other), names) == (sink, True, ["a.b"])
+        return ("writer", rule)
+
+    monkeypatch.setattr(module, "rule_for", lambda plan: FLAT if plan.steps == [("shape",)] else None)
+    monkeypatch.setattr(module, "with_hashes", lambda plan, by: plan.then("hash", by))
+    monkeypatch.setattr(task, "with_plain_names", with_plain_names)
+    monkeypatch.setattr(task, "writer_task", writer_task)
+    jobs, conf = module.EachEpoch(), Conf({BYTES: USUAL, ROWS: "20000"})
+    reports: list[dict[str, Any]] = [{"rows": 3, "row_bytes": 100.0}, {"rows": 0}]
+    collected: list[Any] = []
+    monkeypatch.setattr(Plan, "collect", lambda plan, real=Plan.collect: collected.append(plan) or real(plan))
+    other = Assignment(SinkScope("job", "other", 3), 7, 1)
+    for own, bound_of_epoch in ((first, USUAL), (first, UNBOUNDED), (other, USUAL)):
+        frame: Any = Plan([], conf, reports)
+        assert jobs.run(frame, sink, lambda own=own: own, rule) == reports  # type: ignore[misc]
+        writer = ("map", ("writer", used), "result string")
+        assert collected[-1].steps == [("shape",), ("hash", used), ("names",), writer, bound_of_epoch]
+        assert conf[BYTES] == USUAL

@@ -128,3 +128,23 @@ def test_a_sink_that_is_away_breaks_no_epoch(monkeypatch: pytest.MonkeyPatch) ->
     world.stragglers.abort_all_quietly()
     with pytest.raises(SystemUnavailable):
         world.stragglers.sweep(())
+
+
+def test_log_files_stay_where_no_attempt_left_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, logged=True)
+    world.stragglers.expect()
+    world.stragglers.remove_logs()
+    assert world.removed == []
+
+
+@pytest.mark.parametrize("how", ["sweep", "abort"])
+def test_a_sweep_that_was_needed_counts_as_one_of_those_that_come_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    world = World(monkeypatch)
+    world.stragglers.expect()
+    world.now += 4
+    world.stragglers.sweep(()) if how == "sweep" else world.stragglers.abort_all_quietly()
+    assert world.sweeps == [[]]
+    assert not world.swept_after(4)
+    assert world.swept_after(2)

@@ -16,7 +16,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull
-from penstock.sinks.files.commit import FileCommitter, FileWriter, label, names_of
+from penstock.sinks.files.commit import FileCommitter, FileWriter, Receipts, label, names_of
 from penstock.storage.local import folder_warnings
 from tests.support.memory_files import MemoryFiles
 
@@ -385,3 +385,27 @@ def test_what_tasks_left_is_made_durable_before_the_decision(files: MemoryFiles)
     ones = [prepare(files, 0), prepare(files, 1)]
     committer(files).seal(ones, soon())
     assert files.secured == staged_of(*ones)
+
+
+# Receipts
+
+
+@pytest.mark.parametrize("kind", ["", "begun", "done"])
+def test_names_are_struck_off_receipts_of_one_kind(kind: str) -> None:
+    """A sink that keeps both needs the receipt of what it has done though another attempt at it is struck off."""
+    files: dict[str, bytes] = {}
+    receipts = Receipts(
+        "receipts",
+        files.__setitem__,
+        files.__getitem__,
+        lambda folder: [name.removeprefix(f"{folder}/") for name in files],
+        files.pop,
+    )
+    for each in ("", "begun", "done"):
+        receipts.write(7, ["kept", "gone"], each)
+        receipts.write(8, ["other"], each)
+    receipts.strike(["gone", "never"], kind)
+    both = {"kept", "gone", "other"}
+    assert receipts.names() == {"": both, "begun": both, "done": both} | {kind: {"kept", "other"}}
+    receipts.forget(8)
+    assert receipts.names() == {each: {"other"} for each in ("", "begun", "done")}, "what is left is of its epoch"

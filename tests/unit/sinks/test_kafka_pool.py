@@ -269,3 +269,30 @@ def test_a_producer_that_cannot_be_opened_ahead_is_left_out() -> None:
         prepared(pool)
     pool.clear()
     assert len(pool) == 0
+
+
+def test_those_that_are_still_being_opened_ahead_count() -> None:
+    """A slow broker gets as many requests as there are producers parked, not as many again from every task."""
+    FakeProducer.made = []
+    own, answered = threading.current_thread(), threading.Event()
+
+    def slow(settings: Mapping[str, str], name: str) -> FakeProducer:
+        if threading.current_thread() is not own:
+            answered.wait()
+        return FakeProducer(settings, name)
+
+    pool = Pool(slow)  # type: ignore[arg-type]
+    for _ in range(3):
+        prepared(pool)
+    assert len(pool._opening) == 2, "for two that are parked"
+    prepared(pool)
+    assert len(pool._opening) == 3, "one more for the third"
+    assert all(thread.daemon for thread in pool._opening), "a worker that ends does not wait for them"
+    answered.set()
+    pool.clear()
+    assert len(FakeProducer.made) == 7
+    assert {tuple(producer.settings.items()) for producer in FakeProducer.made} == {KEY.settings}
+    for _ in range(3):
+        prepared(pool)
+    assert len(pool._opening) == 2, "those that have ended do not count"
+    pool.clear()

@@ -238,8 +238,9 @@ def test_a_server_that_is_away_while_its_replicas_are_waited_for_is_asked_again(
 def test_a_server_that_refuses_to_wait_for_replicas_is_an_error(server: Server, pauses: list[float]) -> None:
     one = prepare(server, 0)
     server.when_waiting = fails(1, redis.exceptions.NoPermissionError("NOPERM this user"))
-    with pytest.raises(AccessDenied, match=r"db\.example:6380/2 refused: NOPERM this user"):
+    with pytest.raises(AccessDenied, match=r"db\.example:6380/2 refused: NOPERM this user") as refused:
         committer(server, replicas=1).seal([one], Deadline(1))
+    assert isinstance(refused.value.__cause__, redis.exceptions.NoPermissionError)
     assert pauses == []
 
 
@@ -401,8 +402,9 @@ def test_after_the_deadline_nothing_is_applied(server: Server) -> None:
 def test_a_server_that_refuses_for_good_is_an_error(server: Server) -> None:
     one = prepare(server, 0)
     server.before = fails(1, redis.exceptions.NoPermissionError("NOPERM this user"))
-    with pytest.raises(AccessDenied, match=r"db\.example:6380/2"):
+    with pytest.raises(AccessDenied, match=r"db\.example:6380/2") as refused:
         committer(server).commit(7, [one], Deadline(1))
+    assert isinstance(refused.value.__cause__, redis.exceptions.NoPermissionError)
 
 
 @pytest.mark.parametrize("moment", ["commit", "seal"])

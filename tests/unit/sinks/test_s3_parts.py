@@ -31,3 +31,19 @@ def test_a_file_of_more_parts_than_s3_takes_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match="3 parts of an upload"):
         stream.write(b"3")
     assert parts == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("data", "parts"), [(b"", [b""]), (b"0123", [b"0123"]), (b"01234", [b"0123", b"4"]), (b"01", [b"01"])]
+)
+def test_an_upload_has_a_part_and_none_that_is_empty_but_that_of_an_empty_file(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, parts: list[bytes]
+) -> None:
+    monkeypatch.setattr(s3, "PART_BYTES", 4)
+    sent: list[bytes] = []
+    stream = UploadStream(sent.append)
+    stream.write(data)
+    stream.finish()
+    assert sent == parts
+    stream.finish()
+    assert sent == parts, "nothing is sent twice"

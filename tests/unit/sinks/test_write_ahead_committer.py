@@ -143,6 +143,14 @@ def test_a_full_disk_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -
     assert "it replays from the same positions" in refused.value.safe
 
 
+def test_a_full_disk_before_the_first_epoch_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = fails(1, OSError(errno.ENOSPC, "No space"))
+    monkeypatch.setattr(target.row_log._storage, "create_folder", lambda _: full())
+    with pytest.raises(StorageFull, match=target.sink.log) as refused:
+        target.row_log.create()
+    assert refused.value.safe == "nothing was started"
+
+
 # Sealing
 
 
@@ -399,3 +407,22 @@ def test_a_marker_that_does_not_answer_is_no_proof(target: Target, monkeypatch: 
     target.before = fails(1_000, OSError("away"))
     target.away = True
     assert target.committer().commit(7, [one], Deadline(3, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}
+
+
+def test_what_its_note_calls_done_is_done_though_the_target_has_no_ids(tmp_path: Path) -> None:
+    target = Target(tmp_path / "log", marker=False)
+    one, two = target.prepare(0), target.prepare(1)
+    committer = target.committer()
+    assert committer.commit(7, [one], Deadline(60)) == {0: Outcome.COMMITTED}
+    again = target.committer(4).commit(7, [one, two], Deadline(60))
+    assert again == {0: Outcome.ALREADY_COMMITTED, 1: Outcome.COMMITTED}
+    assert target.rows == [1, 2, 3] * 2
+
+
+def test_each_log_survives_a_power_cut_before_the_decision(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, none, two = target.prepare(0), target.prepare(1, batch=None), target.prepare(2)
+    committer, secured = target.committer(), list[str]()
+    monkeypatch.setattr(committer._row_log._storage, "secure", secured.append)
+    committer.seal([one, none, two], Deadline(60))
+    folder = committer._row_log._folder
+    assert secured == [f"{folder}/rows/{rows_of(each)}" for each in (one, two)]

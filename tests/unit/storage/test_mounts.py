@@ -75,7 +75,8 @@ def test_a_mount_that_may_show_old_listings_is_refused_before_a_generation_is_re
     with pytest.raises(StorageNotCoherent, match=rf"trusted-schemes={kind}\.") as refused:
         ledger_at(f"file:{folder}/job/out/ledger", NO_SPARK, retained=100)
     assert f"mount of {kind} at {folder} " in refused.value.happened
-    assert ("actimeo=0" in refused.value.to_do) is (kind != "fuse.sshfs")
+    remount = "" if kind == "fuse.sshfs" else "mount it with the option actimeo=0 on every machine; or "
+    assert refused.value.to_do.startswith(f"{remount}keep checkpoints on a local disk")
     trusted = Checkpoints(trusted_schemes=kind).trusted_schemes
     ledger_at(f"file:{folder}/job/out/ledger", NO_SPARK, retained=100, trusted=trusted)
     assert not folder.exists(), "nothing was written"

@@ -311,11 +311,12 @@ def test_only_file_systems_that_carry_it_out_are_synced_as_one(
 ) -> None:
     """ext4 and Btrfs do; FUSE is not asked, and NFS is not known to."""
 
-    def statfs(_: bytes, about: Any) -> int:
+    def statfs(path: bytes, about: Any) -> int:
+        assert path == b"/"
         about.raw = kind.to_bytes(8, sys.byteorder)
         return 0
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(statfs=statfs, syncfs=None))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(statfs=statfs, syncfs=None))
     assert durable.syncs_as_one("/") is one
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(statfs=lambda *_: -1, syncfs=None))
     assert not durable.syncs_as_one("/"), "what is not known is synced file by file"
@@ -335,3 +336,114 @@ def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path, kind: str) -> None
     assert not storage.delete_folder("state")
     assert storage.read("state/0/.1.crc") is None
     assert storage.sizes() == {"offsets/0": 0}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_file_system_is_synced_through_any_of_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    handles: list[int] = []
+
+    def syncfs(handle: int) -> int:
+        assert os.fstat(handle).st_ino == tmp_path.stat().st_ino
+        handles.append(handle)
+        ctypes.set_errno(errno.EIO)
+        return -1 if fails else 0
+
+    def library(name: None, use_errno: bool = False) -> Any:
+        assert name is None
+        assert use_errno
+        return SimpleNamespace(syncfs=syncfs)
+
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    if fails:
+        with pytest.raises(OSError, match="Input/output error") as raised:
+            durable.sync_file_system(tmp_path)
+        assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(tmp_path))
+    else:
+        durable.sync_file_system(tmp_path)
+    [handle] = handles
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was synced, in its order."""
+    paths: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (paths.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    return paths
+
+
+def test_a_sync_leaves_no_handle(tmp_path: Path, synced: list[str]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    durable.sync(tmp_path)
+    assert synced == [str(tmp_path)]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_spark_removes_while_all_is_synced_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    (tmp_path / "there").write_text("x")
+    (tmp_path / "removed").write_text("x")
+    walk, lstat = list(os.walk(tmp_path)), os.lstat
+    monkeypatch.setattr(os, "walk", lambda root: [(where, below, [*names, "gone"]) for where, below, names in walk])
+
+    def look(path: str) -> os.stat_result:
+        status = lstat(path)
+        if path.endswith("removed"):
+            (tmp_path / "removed").unlink()
+        return status
+
+    monkeypatch.setattr(os, "lstat", look)
+    seen = durable.sync_below(tmp_path, {})
+    assert synced == [str(tmp_path / "there"), str(tmp_path)]
+    assert seen.keys() == {str(tmp_path), str(tmp_path / "there"), str(tmp_path / "removed")}
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    looks, is_dir = iter([False]), Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: next(looks, True) and is_dir(path))
+    ensure_folder(folder)
+    assert str(tmp_path) in synced
+
+
+def test_of_each_folder_that_was_found_the_name_is_synced_once(tmp_path: Path, synced: list[str]) -> None:
+    """A process that finds a folder cannot know whether the one that made it has synced its name."""
+    for name in ("a/x", "b/y"):
+        (tmp_path / name).mkdir(parents=True)
+    ensure_folder(tmp_path / "a/x")
+    assert synced[:2] == [str(tmp_path / "a"), str(tmp_path)]
+    synced.clear()
+    ensure_folder(tmp_path / "b/y")
+    assert synced == [str(tmp_path / "b"), str(tmp_path)]
+    synced.clear()
+    ensure_folder(tmp_path / "b/y")
+    assert synced == []
+    (tmp_path / "b/y").rename(tmp_path / "b/z")
+    ensure_folder(tmp_path / "b/z")
+    assert synced == [str(tmp_path / "b")], "the same folder under another name"
+
+
+def test_a_folder_above_that_may_not_be_read_is_passed_over_unless_it_was_made_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = durable.sync
+
+    def refused(path: Path) -> None:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        sync(path)
+
+    monkeypatch.setattr(durable, "sync", refused)
+    (tmp_path / "old").mkdir()
+    ensure_folder(tmp_path / "old")
+    ensure_folder(tmp_path / "old" / "below")
+    with pytest.raises(PermissionError):
+        ensure_folder(tmp_path / "new")

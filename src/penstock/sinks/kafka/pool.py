@@ -161,7 +161,6 @@ class Pool:
             for parked in self._idle:
                 parked.producer.abandon()
             self._idle.clear()
-            self._opening.clear()
             self._pid = os.getpid()
 
 
