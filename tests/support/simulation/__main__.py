@@ -90,6 +90,8 @@ def simulate(first: int, histories: int, seconds: float, workers: int, numbers: 
     with context.Pool(workers, _settle) as pool:
         for tally in pool.imap_unordered(block, blocks):
             total.add(tally)
+            for seed in tally.failed:  # a long run is looked into while it goes on
+                print(f"seed {seed:,} shows an anomaly; {total.histories:,} histories so far", flush=True)
             if _clock() - began > seconds:
                 pool.terminate()
                 break
