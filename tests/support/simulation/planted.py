@@ -31,6 +31,7 @@ from penstock.sinks.sql import committer as sql
 from penstock.sinks.sql.dialect import name_of
 from penstock.storage.storage import AlreadyExists
 from tests.support.simulation import disk as played
+from tests.support.simulation.kafka import SimulatedProducer
 from tests.support.simulation.schedule import Fault
 from tests.support.simulation.stories import STORIES
 from tests.support.simulation.world import LOGGED, OFTEN, PROFILES, SINKS, Setup, World, chance
@@ -304,6 +305,10 @@ def _knows_the_sink(self: Any, connection: Any, writers: Any) -> Any:
 _PROVE = postgres.PostgresDialect.prove
 
 
+def _not_sure(self: SimulatedProducer) -> bool:
+    return self._end(commit=True) or True
+
+
 def _without_trace(committable: Any, proof: Any) -> Outcome:
     return Outcome.LOST
 
@@ -366,6 +371,7 @@ _OF_SINKS = [
         ("kafka",),
         (pool, "_ended", lambda parked, hints: _PARKED(parked, hints) or "aborted"),
     ),
+    _sink("Kafka: a producer that is not sure is used again", ("kafka",), (SimulatedProducer, "commit", _not_sure)),
     _sink(
         "Kafka: an unanswered request is forgotten", ("kafka",), (transactions.Unsure, "add", lambda self, ids: None)
     ),
@@ -440,6 +446,7 @@ SPARE = {
 _TOLD = {
     "Kafka: an answer of a former coordinator is believed": "what a former coordinator does not know is not lost",
     "a start believes Spark's note of the query's id": "a note written over under a decided epoch is recognised",
+    "Kafka: a producer that is not sure is used again": "a producer that sent an end again is not used again",
     "SQL: a database that does not know the sink has lost nothing": "a replica that does not know the sink has lost it",
     "the drainer does not say which rows are lost": "rows that are lost after their log was removed have a name",
 }

@@ -100,6 +100,16 @@ def _a_former_coordinator_answers() -> Histories:
                 yield Setup(("kafka",), rows=8), [moved, Fault(1, commit, "killed", "commit")]
 
 
+def _an_ending_that_was_sent_again() -> Histories:
+    """librdkafka sent the end of a transaction again, which the first request reached later: in the next transaction
+    of the same producer, whose rows were visible before they were decided. A producer that sent one again is not used
+    again, which the world did not know; and a driver's connection sends none again."""
+    for at in ("confirm", "commit"):
+        for nth in range(1, 5):
+            for late in (1, 2, 3, 4, 6, 10, 20, 40):
+                yield Setup(("kafka",), rows=8), [Fault(1, nth, "twice", at, late)]
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
@@ -111,6 +121,7 @@ STORIES = {
     "a late registration of its own is no newer run": _registered_while_it_starts_again,
     "rows that are lost after their log was removed have a name": _lost_after_the_log_was_removed,
     "what a former coordinator does not know is not lost": _a_former_coordinator_answers,
+    "a producer that sent an end again is not used again": _an_ending_that_was_sent_again,
 }
 
 
