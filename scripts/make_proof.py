@@ -52,7 +52,9 @@ INTRODUCTIONS = {
 The real coordinator, ledger, recovery, drainer, lease and committers over simulated time, disk, network and systems:
 [how](concepts/epochs.md#simulation).""",
     "planted-bugs": """\
-One bug at a time is planted into the real code. The simulation must find it, and shrinks what it found to a story.""",
+One bug at a time is planted into the real code. The simulation must find it, and shrink what it found to a story of at
+most ten faults. *Among* names the kinds of histories, sinks and modes that are drawn, where these are not all; a bug
+that drawn histories come to too seldom has a story, which is run at every place where it may go wrong.""",
     "mutants": """\
 Small changes, one at a time, in the modules that decide, commit and recover. The unit tests must notice each.
 *Explained* are those without a visible effect, each with its reason in `tests/mutants/survivors.toml`.""",
@@ -166,6 +168,7 @@ def _planted(results: Results) -> str:
         (
             name,
             bug["of"],
+            bug["among"],
             f"{bug['histories']:,}" if bug["found"] else f"**not found** in {bug['histories']:,}",
             f"{bug['core_seconds']:.1f}",
             bug["faults"] if bug["found"] else "",
@@ -173,7 +176,15 @@ def _planted(results: Results) -> str:
         )
         for name, bug in one["bugs"].items()
     ]
-    head = ("planted bug", "of", "histories until found", "seconds of a core", "faults in its story", "found as")
+    head = (
+        "planted bug",
+        "of",
+        "among",
+        "histories until found",
+        "seconds of a core",
+        "faults in its story",
+        "found as",
+    )
     text = f"{_table(head, rows)}\n\n{_repeat(one)}"
     aside = one.get("set_aside", {})
     if aside:

@@ -189,7 +189,8 @@ class Cluster:
 
 
 class SimulatedConnections:
-    """Stands in for `penstock.kafka.connections.Connections`."""
+    """Stands in for `penstock.kafka.connections.Connections`: kafka-python sends nothing again by itself, and who sends
+    again here knows that the first request may still arrive."""
 
     servers = "simulated:9092"
 
@@ -213,7 +214,7 @@ class SimulatedConnections:
             if self._cluster.away_until > self._schedule.now:
                 raise _lost()
 
-        self._schedule.call("ask kafka", reach, _lost)
+        self._schedule.call("ask kafka", reach, _lost, once=True)
         return ({0, 1}, True) if question.__name__ == "_brokers" else {0, 1}
 
     def close(self) -> None:
@@ -231,7 +232,7 @@ class SimulatedConnections:
             self._reach()
             return work()
 
-        return self._schedule.call(label, answered, _lost)
+        return self._schedule.call(label, answered, _lost, once=True)
 
     def _findcoordinator(self, node: int | None, request: Any) -> tuple[str, Callable[[], Any]]:
         names, cluster = list(request.coordinator_keys), self._cluster
@@ -278,7 +279,8 @@ class SimulatedConnections:
 
 
 class SimulatedProducer:
-    """Stands in for `penstock.sinks.kafka.producer.Producer`: what librdkafka does, without its threads."""
+    """Stands in for `penstock.sinks.kafka.producer.Producer`: what librdkafka does, without its threads. It sends again
+    what was not answered, and says nothing; `penstock.kafka.librdkafka.Endings` counts what ends a transaction."""
 
     def __init__(self, cluster: Cluster, schedule: Scheduler, transactional_id: str) -> None:
         self._cluster, self._schedule = cluster, schedule
@@ -364,8 +366,12 @@ class SimulatedProducer:
                 raise _lost()
             return work()
 
+        def again() -> None:
+            if what in ("confirm", "undo"):
+                self._sure = False
+
         try:
-            return self._schedule.call(f"{what} {self.transactional_id}", answered, _lost)
+            return self._schedule.call(f"{what} {self.transactional_id}", answered, _lost, again=again)
         except SystemUnavailable:
             self._schedule.sleep(1.0)
             raise

@@ -219,11 +219,13 @@ class Scheduler:
         *,
         steady: bool = False,
         once: bool = False,
+        again: Callable[[], None] = lambda: None,
     ) -> _T:
         """Carry out `work`, unless a fault happens here. The first word of the label is its class. `lose` makes the
         error of a client that gets no answer; without it there is no way between the two on which one could be
         lost. `steady`: the process may die here, and does not stand still. `once`: the request goes over a connection
-        that repeats nothing, and its client sends nothing again by itself."""
+        that repeats nothing, and its client sends nothing again by itself. `again`: what a client that does so notes of
+        it, where the request arrives a second time."""
         assert self.current is not None
         process = self.current.process
         if process.dead:
@@ -249,6 +251,8 @@ class Scheduler:
             due = faults.pop((number, "", process.calls), []) + faults.pop((number, kind, process.seen[kind]), [])
             due = [fault for fault in due if not steady or fault.kind in ("kill", "killed")]
             due = [fault for fault in due if not once or fault.kind != "twice"]
+            if any(fault.kind == "twice" for fault in due):
+                again()
             return self._disturbed(due, label, work, lose)
         if process.dead:
             raise Killed

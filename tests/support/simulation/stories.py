@@ -21,10 +21,11 @@ def _stands_still_in_its_first_start() -> Histories:
 def _two_notes_of_the_query() -> Histories:
     """Two drivers started at the same moment, and both wrote Spark's note of the query's id. The decisions of one were
     made under the id of the other's note, so the next start did not find them."""
-    for still in (58, 66, 74):
-        for call in range(60, 110):
-            faults = [Fault(1, 1, "pause", "spark-metadata", still), Fault(2, call, "killed")]
-            yield Setup(("kafka",), rows=5, quantum=1), faults
+    for sink in ("kafka", "files"):
+        for still in range(66, 122, 8):
+            for call in range(60, 150, 4):
+                faults = [Fault(1, 1, "pause", "spark-metadata", still), Fault(2, call, "killed")]
+                yield Setup((sink,), rows=5, quantum=1), faults
 
 
 def _a_note_written_over_while_epochs_wait() -> Histories:
@@ -89,16 +90,38 @@ def _lost_after_the_log_was_removed() -> Histories:
         yield Setup(("staged",), mode="timeout", rows=5), faults
 
 
+def _a_former_coordinator_answers() -> Histories:
+    """The coordinators moved while the writers produced, and a driver died when it had committed. The next one is
+    answered by the former coordinator, which knows of nothing since; what it does not know is not lost."""
+    for size in (4, 20):
+        for produce in (1, 2, 3, 4):
+            for commit in range(1, 7):
+                moved = Fault(1, produce, "failover", "produce", size)
+                yield Setup(("kafka",), rows=8), [moved, Fault(1, commit, "killed", "commit")]
+
+
+def _an_ending_that_was_sent_again() -> Histories:
+    """librdkafka sent the end of a transaction again, which the first request reached later: in the next transaction
+    of the same producer, whose rows were visible before they were decided. A producer that sent one again is not used
+    again, which the world did not know; and a driver's connection sends none again."""
+    for at, sizes in (("confirm", range(1, 8)), ("commit", range(10, 18))):
+        for nth in range(1, 5):
+            for late in sizes:
+                yield Setup(("kafka",), rows=8), [Fault(1, nth, "twice", at, late)]
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
-    "a note that was written over under a decided epoch is recognised": _a_note_written_over_while_epochs_wait,
-    "a replica that does not know the sink has lost its rows": _a_replica_that_lacks_the_sink,
+    "a note written over under a decided epoch is recognised": _a_note_written_over_while_epochs_wait,
+    "a replica that does not know the sink has lost it": _a_replica_that_lacks_the_sink,
     "a connection repeats no request": _rows_that_arrive_twice,
     "a driver that dies while it stands still is replaced once": _dies_while_it_stands_still,
     "what a drainer opens late is swept by the next start": _opened_after_the_drainer_ended,
     "a late registration of its own is no newer run": _registered_while_it_starts_again,
     "rows that are lost after their log was removed have a name": _lost_after_the_log_was_removed,
+    "what a former coordinator does not know is not lost": _a_former_coordinator_answers,
+    "a producer that sent an end again is not used again": _an_ending_that_was_sent_again,
 }
 
 

@@ -74,7 +74,8 @@ def full(folder: Path) -> str:
     }
     simulated |= {"faults": {"kill": 7}, "reported": {}, "anomalies": 0, "failed_seeds": []}
     kept(folder, "simulation", "histories", **simulated)
-    bug = {"found": True, "histories": 41, "core_seconds": 0.7, "faults": 2, "anomaly": "kafka: lost", "of": "protocol"}
+    bug = {"found": True, "histories": 41, "core_seconds": 0.7, "faults": 2, "anomaly": "kafka: lost"}
+    bug |= {"of": "protocol", "among": "takeovers"}
     lost = {**bug, "found": False, "histories": 20000, "faults": -1, "anomaly": ""}
     kept(folder, "simulation", "planted", ok=False, bugs={"no claim": bug, "hidden": lost}, set_aside={"x": "why"})
     kept(folder, "mutants", "checkpoint/ledger.py", mutants=40, caught=39, explained=1)
@@ -97,7 +98,7 @@ def test_every_result_is_shown_with_the_command_to_repeat_it(tmp_path: Path) -> 
     for shown in (
         "| 12,345 histories, 0 with an anomaly |",
         "| **1 failed** | 1 of 2 found |",
-        "| no claim | protocol | 41 | 0.7 | 2 | kafka: lost |",
+        "| no claim | protocol | takeovers | 41 | 0.7 | 2 | kafka: lost |",
         "**not found** in 20,000",
         "| passed | 39 of 40 caught in 1 modules, 1 explained |",
         "| 30 cuts in 1 tests, 1 not run |",
