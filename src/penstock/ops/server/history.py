@@ -137,8 +137,9 @@ def read_history(id: str, root: Path | None = None) -> PastRun:
 
 
 def keep_audit(id: str, report: str) -> None:
-    own_folder(history_folder(id))
-    _write_whole(history_folder(id) / "audit.json", json.loads(report))
+    with contextlib.suppress(OSError):  # the audit has ended, and its verdict is known
+        own_folder(history_folder(id))
+        _write_whole(history_folder(id) / "audit.json", json.loads(report))
 
 
 def read_audit(id: str) -> dict[str, Any] | None:
