@@ -432,6 +432,8 @@ def test_an_audit_is_run_for_the_page_and_its_report_is_kept(
         history.keep_audit(past, '{"status": 3}')
         assert page.ask("GET", path) == (200, {"audit": {"status": 3}})
         (history_folder(past) / "audit.json").write_text("{")
+        history_folder(lost).write_text("no folder")
+        history.keep_audit(lost, "{}")  # an audit ends as well where its report cannot be kept
         assert page.ask("GET", path) == (200, {"audit": None})
     with served() as job:
         assert job.ask("GET", f"/penstock/v1/runs/{job.id}/audit") == (200, {"audit": None})
