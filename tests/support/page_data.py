@@ -165,6 +165,7 @@ class Run:
         partitions = [
             {"partition": str(at), "offset": read[at], "end": read[at] + lag, "lag": lag}
             for at, lag in enumerate((140, 12, 2210, 0))
+            if self.live  # only a running job asks its sources
         ]
         weak = self.weakest["guarantee"] if self.weakest else "exactly-once"
         return {
@@ -173,7 +174,7 @@ class Run:
             "epoch": self.epochs + 1,
             "phase": self.phase if self.live else "idle",
             "phase_since": self.now - 1300,
-            "watermark": self.now - 62_000,
+            "watermark": self.now - 62_000 if self.live else None,
             "rows_per_second": 4180.5 if self.live else 0,
             "rows_total": self.epochs * 21_000,
             "guarantee": weak,
@@ -183,14 +184,14 @@ class Run:
                     "describe": "Kafka topic payments",
                     "guarantee": "exactly-once",
                     "partitions": partitions,
-                    "watermark": self.now - 4_000,
+                    "watermark": self.now - 4_000 if self.live else None,
                 },
                 {
                     "uid": "rates",
                     "describe": "files in /data/rates",
                     "guarantee": weak,
                     "partitions": [],
-                    "watermark": self.now - 62_000,
+                    "watermark": self.now - 62_000 if self.live else None,
                 },
             ],
             "operators": [

@@ -90,11 +90,11 @@ function sinkColumns(findings) {
   const mine = (sink) => findings.filter((one) => place(one) === place(sink));
   return [
     ["Query and sink", place],
+    ["Result", (sink) => verdict(mine(sink))],
     ["Kind", ({ kind }) => kind],
     ["Epochs", (sink) => (sink.first_epoch === null ? UNKNOWN : `${count(sink.first_epoch)} – ${count(sink.last_epoch)}`), "short"],
     ["Rows decided", ({ rows }) => count(rows), "number"],
     ["Epochs under way", ({ not_yet: waiting }) => count(waiting), "number"],
-    ["Result", (sink) => verdict(mine(sink))],
   ];
 }
 
@@ -117,11 +117,11 @@ function drawEpochs(context, epochs, findings) {
   const chosen = memory.shown === "found" ? epochs.filter((row) => of(row).length) : epochs;
   const columns = [
     ["Epoch", ({ epoch }) => count(epoch), "number"],
-    ["Query and sink", place],
+    ["Result", (row) => (row.visible === null && !of(row).length ? badge("see the sink", "plain") : verdict(of(row)))],
     ["Decided", ({ decided }) => count(decided), "number"],
     ["Visible", ({ visible }) => (visible === null ? "not told apart" : count(visible)), "number"],
     ["Unaccounted", ({ unaccounted }) => count(unaccounted), "number"],
-    ["Result", (row) => (row.visible === null && !of(row).length ? badge("see the sink", "plain") : verdict(of(row)))],
+    ["Query and sink", place],
   ];
   return [
     h("div", { class: "row" }, field("Show", select([["", "All epochs"], ["found", "Those with findings"]], memory.shown ?? "", choose))),

@@ -151,7 +151,7 @@ export class RunView {
     );
     const chooser = this._root.querySelector("[data-key=query] select");
     if (chooser) chooser.value = this._query ?? ""; // which a person or another part of the page has changed
-    const place = `${this._tab.name} ${this._part}`;
+    const place = `${this._tab.name} ${this._part} ${this._data === null}`; // a tab draws its own list with its data
     if (this._shown !== place) showChosenTabs();
     this._shown = place;
   }
