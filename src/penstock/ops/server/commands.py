@@ -41,7 +41,8 @@ from penstock.secrets import MASK
 COMMAND_SECONDS = 300.0  # for a command to end, and for one that waits behind another to begin
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
-_NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
+_OF_SUBMIT = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")  # with them a command would use the job's own JVM
+_NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS", *_OF_SUBMIT)
 
 
 # Flink's

@@ -450,6 +450,14 @@ def test_a_report_counts_whatever_the_status_of_its_command(monkeypatch: pytest.
         commands.run_command(["audit"], report=tmp_path / "none.json")
 
 
+def test_a_command_of_a_job_under_spark_submit_has_a_jvm_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "7")
+    monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "x")
+    show = "import json, os; print(json.dumps([name for name in os.environ if 'GATEWAY' in name]))"
+    monkeypatch.setattr(commands, "penstock_command", lambda *_: [sys.executable, "-c", show])
+    assert commands.run_command(["audit"]) == []
+
+
 # The command
 
 
