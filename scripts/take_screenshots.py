@@ -29,6 +29,7 @@ PICTURES = {
     "page-overview-dark": ("payments", "overview", "dark", WIDE),
     "page-checkpoints-light": ("payments", "checkpoints/history", "light", WIDE),
     "page-transactions-dark": ("totals", "transactions", "dark", WIDE),
+    "page-audit-light": ("payments", "audit", "light", WIDE),
     "page-phone": ("payments", "overview", "light", PHONE),
     "page-two-queries-light": ("shop", "checkpoints/summary", "light", WIDE),
     "page-crashed-light": ("fraud", "exceptions", "light", WIDE),

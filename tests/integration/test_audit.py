@@ -24,8 +24,11 @@ from penstock.checkpoint.layout import seal, unseal
 from penstock.cli.audit import columns_of
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.engine.settlement import JobLedgers
+from penstock.ops.process.registry import Entry, State
+from penstock.ops.server.history import read_audit
 from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST
 from tests.support.command import run_command
+from tests.support.own_home import use_own_home
 from tests.support.run_job import CrashAt, Kafka, Numbers, run_all, until
 from tests.support.servers.mariadb import MariaDb
 
@@ -323,6 +326,7 @@ def test_the_command_and_its_reports(
     assert (report["status"], report["unaccounted_rows"]) == (1, 1)
     [finding] = report["findings"]
     assert (finding["kind"], finding["epoch"], finding["writer"], finding["sink"]) == (LOST, 1, writer, "out")
+    whole = pq.read_table(path).num_rows + 1
     assert "1 rows are not accounted for" in files["html"].read_text()
     assert 'penstock_audit_unaccounted_rows{job="audited",query="out",sink="out"} 1' in files["metrics"].read_text()
     path.unlink()
@@ -340,3 +344,15 @@ def test_the_command_and_its_reports(
     monkeypatch.setattr("penstock.cli.audit.sleep", meanwhile)
     status, out, _ = run_command(monkeypatch, capfd, "audit", str(script), "--follow")
     assert (status, out.count(NO_LONGER), out.count(LOST)) == (130, 1, 1), out
+
+    # By the run, whose storage may have been set with -D; its report is kept for the page.
+    run = uuid.uuid4().hex
+    registry = use_own_home(tmp_path, monkeypatch)
+    registry.put(Entry(run, "audited", State.FINISHED, start=1, end=2, script=str(script), storage=storage))
+    script.write_text(SCRIPT.format(storage=str(tmp_path / "elsewhere"), out=str(folder)))
+    status, *_ = run_command(monkeypatch, capfd, "audit", "audited")
+    kept = read_audit(run)
+    assert kept is not None
+    assert (status, kept["status"], kept["sinks"][0]["rows"]) == (1, 1, ROWS)
+    missing = [(each["epoch"], each["decided"] - each["visible"], each["unaccounted"]) for each in kept["epochs"]]
+    assert missing == [(0, 0, 0), (1, whole, 0), (2, 1, 1)]

@@ -20,9 +20,22 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Log", "Configuration")
+TABS = ("Overview", "Checkpoints", "Transactions", "State", "Audit", "Exceptions", "Savepoints", "Log", "Configuration")
 PARTS = ("Overview", "History", "Summary", "Configuration")
 PHONE = 320
+
+# What the tab key should reach in the panel of a tab, as the page has it from top to bottom; and what it has reached:
+# whether that is in view, and its focus can be seen.
+NAMED = "`${node.localName} ${node.id || node.getAttribute('aria-label') || node.textContent.trim().slice(0, 40)}`"
+PANEL = "a[href], button, input, select, summary, [tabindex]"
+CONTROLS = f"""() => [...document.querySelectorAll("#tab-panel, #tab-panel :is({PANEL})")]
+    .filter(node => !node.disabled && node.tabIndex >= 0 && node.checkVisibility())
+    .map(node => {NAMED})"""
+FOCUSED = f"""() => {{
+    const node = document.activeElement, box = node.getBoundingClientRect(), style = getComputedStyle(node);
+    const seen = box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+    return [{NAMED}, seen, style.outlineStyle === "solid" || node.classList.contains("node")];
+}}"""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -143,7 +156,7 @@ def test_numbers_on_the_dataflow_and_what_a_node_opens_to(visit: Visit) -> None:
     detail = page.locator("[data-key=node-detail]")
     expect(detail).to_contain_text("Partitions of payments")
     expect(detail).to_contain_text(re.compile(r"Watermark of its rows.*, behind by \d"))
-    expect(page.locator(".tile", has_text="Watermark of rates")).to_contain_text(re.compile(r"behind by \d"))
+    expect(page.locator(".tile", has_text="Watermark")).to_contain_text(re.compile(r"rates behind by \d"))
     expect(source).to_have_attribute("aria-expanded", "true")
     expect(source).to_be_focused()
     page.keyboard.press("Enter")
@@ -460,6 +473,79 @@ def test_the_log_threads_and_what_it_was_started_with(visit: Visit) -> None:
     expect(page.locator("#tab-panel")).to_contain_text("This run has no log of its own.")
 
 
+def test_the_audit_shows_each_sink_and_epoch_and_is_run_from_the_page(visit: Visit) -> None:
+    shop = two_queries(now_ms())
+    visitor = visit(more=(shop,))
+    page = visitor.open(visitor.living, "audit")
+    panel = page.locator("#tab-panel")
+    sinks, findings, epochs = (panel.locator("table", has_text=name) for name in ("Sinks", "Findings", "newest first"))
+    expect(panel.locator("code")).to_have_text("penstock audit payments")
+    expect(sinks.locator("tbody tr", has_text="alerts → alerts")).to_contain_text("not accounted for")
+    expect(sinks.locator("tbody tr", has_text="RedisSink")).to_contain_text("not provable")
+    expect(findings.locator("tbody tr").first).to_contain_text("lost write")
+    expect(findings).to_contain_text("a key holds its last value, whichever epoch wrote it")
+    expect(findings).to_contain_text("retention: alerts-2 begins at offset 63012")
+    row = epochs.locator("tbody tr", has=page.get_by_role("rowheader", name="2", exact=True))
+    expect(row.get_by_role("cell")).to_have_text(["not accounted for", "21,000", "20,998", "2", "alerts → alerts"])
+    expect(epochs.locator("tbody tr", has_text="totals")).to_contain_text("not told apart")
+    page.get_by_label("Show").select_option("found")
+    expect(epochs.get_by_role("rowheader")).to_have_text(["3", "2"])
+
+    visitor.open(shop, "audit?query=refunds")
+    expect(findings.locator("tbody tr")).to_have_count(2)
+    assert "orders" not in panel.inner_text()
+
+    visitor.open(visitor.past, "audit")
+    expect(panel).to_contain_text("No audit of this run has been made yet.")
+    visitor.button("Run the audit").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("loaded in a process of its own, and not run")
+    dialog.get_by_role("button", name="Audit", exact=True).click()
+    expect(page.locator("#notices")).to_contain_text("Every row is accounted for.")
+    expect(sinks.locator("tbody tr .badge")).to_have_text("accounted for")
+    expect(findings).to_have_count(0)
+    assert visitor.world.paths_asked("POST") == [f"/penstock/v1/runs/{visitor.past.id}/audit"]
+    visitor.open(visitor.odd, "audit")
+    expect(visitor.button("Run the audit")).to_be_disabled()
+
+
+@pytest.mark.parametrize("name", TABS)
+def test_every_control_of_a_tab_is_reached_by_keyboard_in_its_order(visit: Visit, name: str) -> None:
+    visitor = visit(more=(two_queries(now_ms()),))
+    page = visitor.open(visitor.living)
+    visitor.tab("Overview")
+    for _ in range(TABS.index(name)):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".tabs.tab [aria-selected=true]")).to_have_text(name)
+    expect(page.locator("#tab-panel .empty", has_text="Reading")).to_have_count(0)
+    wanted = page.evaluate(CONTROLS)
+    assert wanted[0] == "div tab-panel"
+    reached = []
+    for _ in wanted:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(FOCUSED))
+    assert [name for name, *_ in reached] == wanted
+    assert all(seen and marked for _, seen, marked in reached), reached
+    for _ in wanted:
+        page.keyboard.press("Shift+Tab")
+    expect(page.locator(f"#tab-{name.lower()}")).to_be_focused()
+
+
+def test_a_dialog_keeps_the_focus_and_gives_it_back(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.open(visitor.living, "savepoints")
+    opener, dialog = visitor.button("Stop with a savepoint"), page.get_by_role("dialog")
+    opener.focus()
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(opener).to_be_focused()
+
+
 def test_tabs_are_walked_by_keyboard(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open(visitor.living)
@@ -612,6 +698,12 @@ def test_a_phone_shows_all_of_it_without_scrolling_aside(visit: Visit) -> None:
         chosen = page.locator(".tabs.tab [aria-selected=true]").bounding_box()
         assert chosen is not None
         assert 0 <= chosen["x"] <= PHONE - 40, f"{name} is in view"
+    visitor.page.goto("about:blank")
+    visitor.open(visitor.living, "checkpoints/configuration")
+    expect(page.locator("#part-panel table")).to_be_visible()
+    chosen = page.locator(".tabs.part [aria-selected=true]").bounding_box()
+    assert chosen is not None
+    assert chosen["x"] + chosen["width"] <= PHONE, "also of a list that is drawn with what was read"
     visitor.tab("Overview")
     tick = page.locator(".chart .tick").first.bounding_box()
     assert tick is not None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.run_job import Kafka
 
 PATIENCE = 90_000  # milliseconds, for whatever only waits for this machine
-TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Log", "Configuration")
+TABS = ("Overview", "Checkpoints", "Transactions", "State", "Audit", "Exceptions", "Savepoints", "Log", "Configuration")
 COMMAND = "from penstock.cli.main import main; main()"
 
 SCRIPT = """
@@ -228,6 +228,9 @@ def test_a_job_s_whole_life_on_the_page(
     assert before == dict.fromkeys(map(str, range(len(before))), 1)
     assert visitor.watch.errors == []
 
+    audit(visitor)
+
+    visitor.tab("Savepoints")
     row = page.locator("tbody tr", has_text=os.path.basename(stopped))
     row.get_by_role("button", name="Start from it").click()
     page.get_by_role("dialog").get_by_role("button", name="Start", exact=True).click()
@@ -326,6 +329,15 @@ def fail_and_recover(visitor: Visitor, points: Points, hold: Path) -> None:
     expect(panel).to_contain_text("a decided epoch was finished")
     expect(panel.get_by_role("region", name="Restarts, newest first").locator("tbody tr")).to_have_count(1)
     expect(visitor.page.locator(".head")).to_contain_text("1 restart")
+
+
+def audit(visitor: Visitor) -> None:
+    """By the command, with the job's own program, over what is in the topic."""
+    panel = visitor.tab("Audit")
+    visitor.do("Run the audit", "Audit")
+    expect(panel.locator("dl .badge")).to_have_text("accounted for")
+    expect(panel.locator("tbody tr", has_text="KafkaSink").locator(".badge")).to_have_text("accounted for")
+    expect(panel.locator("table", has_text="Findings")).to_have_count(0)
 
 
 def axe_on_every_tab(visitor: Visitor) -> None:

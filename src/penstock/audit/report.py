@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.audit.compare import ANOMALIES, Decided, Finding, Later, Visible, compare
+from penstock.audit.compare import ANOMALIES, CHANGED, NO_LONGER, Decided, Finding, Later, Visible, compare
 from penstock.audit.kafka import KafkaReader
 from penstock.audit.stores import Columns, read_files, read_mysql, read_postgres, read_table
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.ledger import Manifest
 from penstock.checkpoint.open import history_of
 from penstock.engine.settlement import JobLedgers, QueryLedger
+from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST
 
 _READERS: Mapping[str, Callable[[Any, Sequence[Decided], Columns, Later], Visible]] = {
     "FileSink": read_files, "DeltaSink": read_table, "IcebergSink": read_table,
     "PostgresSink": read_postgres, "MySqlSink": read_mysql,
 }  # fmt: skip
+_SIGN = {LOST: -1, NO_LONGER: -1, DUPLICATE: 1, ABORTED: 1}
 _UNPROVABLE = {"RedisSink": "a key holds its last value, whichever epoch wrote it"}
 
 
 @dataclass
 class Report:
-    """`sinks` has one entry for each; times are seconds since 1970."""
+    """`sinks` has one entry for each, `epochs` one for each of its complete epochs; times are seconds since 1970."""
 
     job: str
     at: float = field(default_factory=time.time)
     sinks: list[dict[str, Any]] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -48,7 +51,8 @@ class Report:
         return known.get(self.status, "What can be proven is accounted for; something cannot be proven.")
 
     def to_json(self) -> str:
-        return json.dumps({"unaccounted_rows": self.unaccounted(), "status": self.status, **asdict(self)}, indent=2)
+        totals = {"unaccounted_rows": self.unaccounted(), "status": self.status, "verdict": self.verdict}
+        return json.dumps({**totals, **asdict(self)}, indent=2)
 
     def to_metrics(self) -> str:
         """For a collector of text files: Prometheus' own format."""
@@ -84,7 +88,9 @@ class Audit:
                 })  # fmt: skip
                 if mine:
                     visible = self._read(uid, mine, partial(_later, query, uid, mine))
-                    report.findings += compare(mine, visible, shared=self._shared)
+                    found = compare(mine, visible, shared=self._shared)
+                    report.findings += found
+                    report.epochs += _by_epoch(mine, found, told_apart=not visible.unprovable)
         return report
 
     def _read(self, uid: str, decided: Sequence[Decided], later: Later) -> Visible:
@@ -99,6 +105,18 @@ class Audit:
         if kind in _READERS:
             return _READERS[kind](sink, decided, self._columns.get(uid, ()), later)
         return Visible(unprovable=_UNPROVABLE.get(kind, "there is no reader for this kind of sink"))
+
+
+def _by_epoch(decided: Sequence[Decided], found: Sequence[Finding], told_apart: bool) -> Iterator[dict[str, Any]]:
+    """Rows of each epoch. `visible` is None where the place does not show which epoch its rows are of."""
+    told_apart = told_apart and all(each.epoch is not None for each in found if each.kind in (*_SIGN, CHANGED))
+    for epoch in sorted({writer.epoch for writer in decided}):
+        rows = sum(writer.rows for writer in decided if writer.epoch == epoch)
+        mine = [each for each in found if each.epoch == epoch]
+        visible = rows + sum(_SIGN.get(each.kind, 0) * each.rows for each in mine) if told_apart else None
+        unaccounted = sum(each.rows for each in mine if each.kind in ANOMALIES)
+        about = {"query": decided[0].query, "sink": decided[0].sink, "epoch": epoch}
+        yield {**about, "decided": rows, "visible": visible, "unaccounted": unaccounted}
 
 
 def _later(query: QueryLedger, sink: str, decided: Sequence[Decided]) -> list[Decided]:

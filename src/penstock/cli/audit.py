@@ -41,10 +41,12 @@ def audit(
     from penstock.cli.jobs import find_entry
     from penstock.cli.program import load_job
     from penstock.engine.settlement import JobLedgers
+    from penstock.ops.server.history import keep_audit
 
-    output, script = Output(), Path(job)
-    loaded = load_job(script if script.suffix == ".py" else Path(find_entry(job).script))
-    location = f"{loaded.checkpoints.storage.rstrip('/')}/{loaded.name}"
+    output, entry = Output(), find_entry(job) if Path(job).suffix != ".py" else None
+    loaded = load_job(Path(job if entry is None else entry.script))
+    storage = (entry and entry.storage) or loaded.checkpoints.storage
+    location = f"{storage.rstrip('/')}/{loaded.name}"
     ledgers = JobLedgers.at(location, loaded.spark)
     auditor = Audit(ledgers, loaded._sinks, columns_of(loaded), shared=shared)
     seen: set[Any] = set()
@@ -55,6 +57,8 @@ def audit(
         for file, text in ((json_file, report.to_json), (html_file, page), (metrics_file, report.to_metrics)):
             if file is not None:
                 file.write_text(text(), encoding="utf-8")
+        if entry is not None:
+            keep_audit(entry.id, report.to_json())
         render(output, report, seen)
         seen |= {*report.findings, None}
         if not follow:

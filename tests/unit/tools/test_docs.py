@@ -203,3 +203,16 @@ def test_every_public_name_is_in_the_api_reference_once() -> None:
     assert {f"penstock.{name}" for name in penstock.__all__ if name != "PenstockError"} <= set(entries)
     assert len(entries) == len(set(entries))
     assert "penstock.errors" in entries  # and with it PenstockError
+
+
+def test_the_readme_and_the_index_agree() -> None:
+    """The index begins as the README does; rows of both tables with the same aim name the same pages."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    shared, found, rest = (DOCS / "index.md").read_text(encoding="utf-8").partition("[How to install it")
+    assert found
+    assert [part for part in shared.split("\n\n") if part not in readme] == []
+    aims = [dict(re.findall(r"^\| ([^|]+) \| (\[.+) \|$", text, re.M)) for text in (readme, rest)]
+    in_both = aims[0].keys() & aims[1].keys()
+    assert len(in_both) > 5
+    differing = {aim for aim in in_both if aims[0][aim].removesuffix(", [`examples`](examples)") != aims[1][aim]}
+    assert differing == {"work on Penstock"}, "whose README row also names files outside the site"

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ from penstock.secrets import MASK
 COMMAND_SECONDS = 300.0  # for a command to end, and for one that waits behind another to begin
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
-_NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
+_OF_SUBMIT = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")  # with them a command would use the job's own JVM
+_NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS", *_OF_SUBMIT)
 
 
 # Flink's
@@ -186,7 +188,8 @@ def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
         return Endpoint("POST", f"{RUN}/transactions/{verb}", partial(commands.settle, verb), secret=True, body=True)
 
     start = Endpoint("POST", f"{ROOT}/runs", commands.start, secret=True, status=201, body=True)
-    return [start, *map(settle, ("commit", "abort", "resolve"))]
+    audit = Endpoint("POST", f"{RUN}/audit", commands.audit, secret=True, body=True)
+    return [start, audit, *map(settle, ("commit", "abort", "resolve"))]
 
 
 class Commands:
@@ -201,6 +204,9 @@ class Commands:
 
     async def settle(self, verb: str, request: Request) -> dict[str, Any]:
         return {"result": await self._in_turn(_settle, verb, request.state.run, request.state.body)}
+
+    async def audit(self, request: Request) -> dict[str, Any]:
+        return {"audit": await self._in_turn(_audit, request.state.run)}
 
     async def _in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """One after the other; those that wait hold no thread, which others need to read."""
@@ -269,13 +275,24 @@ def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
     if run.live:
         happened = f"Job {run.entry.name!r} runs, and ends its own transactions."
         raise ControlError(happened, safe="nothing was touched.", to_do="stop it first, if they must be ended by hand.")
-    script = run.entry.script
-    if not script or not Path(script).is_file():
-        happened = "The job's program is not where the registry says, and only it knows the sinks."
-        to_do = "use `penstock transactions` with --job."
-        raise ControlError(happened, safe="nothing was touched.", to_do=to_do)
+    script = _program(run.entry, "use `penstock transactions` with --job.")
     options = [f"--as={outcome}", "--yes"] if verb == "resolve" else []
     return run_command(["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], _directory(run.entry))
+
+
+def _audit(run: Run) -> Any:
+    _program(run.entry, "run `penstock audit JOB.py` where the program is.")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "audit.json")
+        arguments = ["audit", "--json", str(report), "--", run.entry.id]
+        return run_command(arguments, _directory(run.entry), report=report)
+
+
+def _program(entry: Entry, to_do: str) -> str:
+    if not entry.script or not Path(entry.script).is_file():
+        happened = "The job's program is not where the registry says, and only it knows the sinks."
+        raise ControlError(happened, safe="nothing was touched.", to_do=to_do)
+    return entry.script
 
 
 def _directory(entry: Entry) -> Path:
@@ -284,8 +301,15 @@ def _directory(entry: Entry) -> Path:
     return Path(directory) if directory and Path(directory).is_dir() else Path(entry.script).parent
 
 
-def run_command(arguments: Sequence[str], folder: Path | None = None, seconds: float = COMMAND_SECONDS) -> Any:
-    """What `penstock ARGUMENTS` answers in JSON. Raises the error that it shows."""
+def run_command(
+    arguments: Sequence[str],
+    folder: Path | None = None,
+    seconds: float = COMMAND_SECONDS,
+    *,
+    report: Path | None = None,
+) -> Any:
+    """What `penstock ARGUMENTS` answers in JSON, or writes into the file `report`, which it may do with any status.
+    Raises the error that it shows."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     process = subprocess.Popen(
         penstock_command(*arguments),
@@ -299,6 +323,8 @@ def run_command(arguments: Sequence[str], folder: Path | None = None, seconds: f
         process.communicate()
         happened = f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was killed."
         raise ControlError(happened, to_do="run it in a terminal.") from None
+    if report is not None and report.exists():
+        return json.loads(report.read_bytes())
     if process.returncode == 0:
         return json.loads(out or b"{}")
     raise _error(errors.decode(errors="replace"), process.returncode)

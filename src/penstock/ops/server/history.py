@@ -3,6 +3,7 @@
     $PENSTOCK_HOME/history/ID/description.json         version 1: the plan, the settings, where the job's folder is
     $PENSTOCK_HOME/history/ID/epochs-00000001.jsonl    one JSON line for each checkpoint that was recorded
     $PENSTOCK_HOME/history/ID/story-00000001.jsonl     and for each start, recovery, failure, restart, savepoint
+    $PENSTOCK_HOME/history/ID/audit.json               the report of the newest `penstock audit`
 
 Only their owner can read the files: errors may quote rows. Recovery needs none of this; no failure here stops a job.
 """
@@ -133,6 +134,20 @@ def read_history(id: str, root: Path | None = None) -> PastRun:
         for number in _numbers(folder, kind):
             _read_lines(folder / f"{kind}-{number:08d}.jsonl", into, past.damage)
     return past
+
+
+def keep_audit(id: str, report: str) -> None:
+    with contextlib.suppress(OSError):  # the audit has ended, and its verdict is known
+        own_folder(history_folder(id))
+        _write_whole(history_folder(id) / "audit.json", json.loads(report))
+
+
+def read_audit(id: str) -> dict[str, Any] | None:
+    """None where no audit has ended, or its report cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        body = json.loads(read_own(history_folder(id) / "audit.json"))
+        return body if isinstance(body, dict) else None
+    return None
 
 
 def fingerprint(id: str, root: Path | None = None) -> tuple[Any, ...]:

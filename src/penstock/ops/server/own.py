@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.ops.process.registry import Entry, now_ms
+from penstock.ops.server.history import read_audit
 from penstock.ops.server.run_view import QueryView
 from penstock.ops.server.runs import Run, Runs, transactions_at, unseen_transactions
 from penstock.ops.server.web import Endpoint, whole
@@ -77,6 +78,7 @@ def own_endpoints(runs: Runs) -> list[Endpoint]:
         Endpoint("GET", f"{RUN}/threads", threads, secret=True),
         Endpoint("GET", f"{RUN}/savepoints", savepoints, secret=True),
         Endpoint("GET", f"{RUN}/transactions", paths.transactions, secret=True),
+        Endpoint("GET", f"{RUN}/audit", audit, secret=True),
         Endpoint("GET", f"{RUN}/events", events, secret=True),
     ]
 
@@ -202,6 +204,10 @@ def savepoints(request: Request) -> dict[str, Any]:
         if (path := local_path(str(note["path"]))) is None or path.exists()
     ]
     return {"savepoints": notes}
+
+
+def audit(request: Request) -> dict[str, Any]:
+    return {"audit": read_audit(request.state.run.entry.id)}
 
 
 async def events(request: Request) -> Response:

@@ -234,7 +234,7 @@ def test_a_history_cut_in_half() -> None:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
 
-    def run(arguments: list[str], folder: Path | None = None) -> Any:
+    def run(arguments: list[str], folder: Path | None = None, **_: Any) -> Any:
         found.append((arguments, folder))
         return {"id": "1" * 32, "name": "payments"}
 
@@ -413,6 +413,49 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "penstock_command", lambda *_: hanging)
     with pytest.raises(ControlError, match="did not end within"):
         commands.run_command(["list"], seconds=0.2)
+
+
+def test_an_audit_is_run_for_the_page_and_its_report_is_kept(
+    ran: list[Any], registry: Registry, tmp_path: Path
+) -> None:
+    program = tmp_path / "job.py"
+    program.write_text("")
+    past, lost = registered(registry, str(program)), registered(registry, str(tmp_path / "moved.py"))
+    with ui() as page:
+        path = f"/penstock/v1/runs/{past}/audit"
+        assert page.ask("GET", path) == (200, {"audit": None})
+        status, body = page.ask("POST", path)
+        assert (status, body["audit"]["name"]) == (200, "payments")
+        [(arguments, folder)] = ran
+        assert (arguments[:2], arguments[3:], folder) == (["audit", "--json"], ["--", past], tmp_path)
+        assert page.ask("POST", f"/penstock/v1/runs/{lost}/audit")[0] == 409
+        history.keep_audit(past, '{"status": 3}')
+        assert page.ask("GET", path) == (200, {"audit": {"status": 3}})
+        (history_folder(past) / "audit.json").write_text("{")
+        history_folder(lost).write_text("no folder")
+        history.keep_audit(lost, "{}")  # an audit ends as well where its report cannot be kept
+        assert page.ask("GET", path) == (200, {"audit": None})
+    with served() as job:
+        assert job.ask("GET", f"/penstock/v1/runs/{job.id}/audit") == (200, {"audit": None})
+
+
+def test_a_report_counts_whatever_the_status_of_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The status of an audit is its verdict; without a report it is a failure."""
+    report = tmp_path / "report.json"
+    write = f"import sys; print('not JSON'); open({str(report)!r}, 'w').write('[7]'); sys.exit(3)"
+    monkeypatch.setattr(commands, "penstock_command", lambda *_: [sys.executable, "-c", write])
+    assert commands.run_command(["audit"], report=report) == [7]
+    monkeypatch.setattr(commands, "penstock_command", lambda *_: [sys.executable, "-c", "raise SystemExit(1)"])
+    with pytest.raises(ControlError, match="status 1"):
+        commands.run_command(["audit"], report=tmp_path / "none.json")
+
+
+def test_a_command_of_a_job_under_spark_submit_has_a_jvm_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "7")
+    monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "x")
+    show = "import json, os; print(json.dumps([name for name in os.environ if 'GATEWAY' in name]))"
+    monkeypatch.setattr(commands, "penstock_command", lambda *_: [sys.executable, "-c", show])
+    assert commands.run_command(["audit"]) == []
 
 
 # The command

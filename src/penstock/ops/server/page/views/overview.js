@@ -57,8 +57,7 @@ function drawQuery(context, query, { values, recent }) {
       tile("Guarantee", badge(query.guarantee)),
       tile("Rows in", read === null ? UNKNOWN : rate(read)),
       tile("Rows out", rate(query.rows_per_second), `${short(query.rows_total)} in all`),
-      watermark("Watermark", query.watermark),
-      ownWatermarks(query),
+      drawWatermark(query),
       tile("Lag", lag === null ? UNKNOWN : `${short(lag)} rows`, catchUp(lag, read)),
       tile("Busy", percent(work?.busy), work ? `of the newest ${count(recent.length)} epochs’ time` : null),
       tile("Generation", count(query.generation)),
@@ -74,13 +73,11 @@ function tile(name, value, more = null) {
   return h("div", { class: "tile" }, h("div", { class: "tile-name" }, name), h("div", { class: "tile-value" }, value), more ? h("div", { class: "hint" }, more) : null);
 }
 
-function watermark(name, at) {
-  return tile(name, at === null || at === undefined ? "none" : time(at, clockOrDay), at ? since(at, "behind by ") : null);
-}
-
-/** Of several sources each one's own: it shows which of them holds the query's back. */
-function ownWatermarks({ sources = [] }) {
-  return sources.length > 1 && sources.some((source) => source.watermark) ? sources.map((source) => watermark(`Watermark of ${source.uid}`, source.watermark)) : null;
+/** The query's, and of several sources each one's own: it shows which of them holds the query's back. */
+function drawWatermark({ watermark: at, sources = [] }) {
+  const each = sources.length > 1 ? sources.filter((source) => source.watermark) : [];
+  const behind = each.length ? each.map((source) => h("div", null, since(source.watermark, `${source.uid} behind by `))) : at ? since(at, "behind by ") : null;
+  return tile("Watermark", at === null || at === undefined ? "none" : time(at, clockOrDay), behind);
 }
 
 function catchUp(lag, read) {

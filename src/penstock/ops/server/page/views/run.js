@@ -5,6 +5,7 @@ import { h, patch } from "../dom.js";
 import { millis } from "../format.js";
 import { Reader, Stream } from "../live.js";
 import { badge, errorBox, field, icon, panel, select, showChosenTabs, since, tabs, time } from "../widgets.js";
+import { audit } from "./audit.js";
 import { checkpoints } from "./checkpoints.js";
 import { configuration } from "./configuration.js";
 import { exceptions } from "./exceptions.js";
@@ -15,7 +16,7 @@ import { state } from "./state.js";
 import { transactions } from "./transactions.js";
 
 const OVER = new Set(["FINISHED", "FAILED", "CANCELED", "SUSPENDED"]);
-const TABS = [overview, checkpoints, transactions, state, exceptions, savepoints, log, configuration];
+const TABS = [overview, checkpoints, transactions, state, audit, exceptions, savepoints, log, configuration];
 
 /** What a tab is given: the run's `id`, its `detail` (the run and its queries), the chosen `query` (null: all), the `uids`
  * of those shown, whether there are `several`, the `part` of the tab that the address names, the newest `events`, `memory`
@@ -150,7 +151,7 @@ export class RunView {
     );
     const chooser = this._root.querySelector("[data-key=query] select");
     if (chooser) chooser.value = this._query ?? ""; // which a person or another part of the page has changed
-    const place = `${this._tab.name} ${this._part}`;
+    const place = `${this._tab.name} ${this._part} ${this._data === null}`; // a tab draws its own list with its data
     if (this._shown !== place) showChosenTabs();
     this._shown = place;
   }

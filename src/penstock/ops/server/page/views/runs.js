@@ -89,7 +89,7 @@ export class RunsView {
       ["Duration", (run) => (ended(run) ? millis(run.duration) : since(run.start)), "number"],
       ["Restarts", (run) => String(run.restarts ?? 0), "number"],
       ["Last savepoint", (run) => (run.savepoint ? h("code", null, run.savepoint) : "–"), "long"],
-      ["Error", (run) => (run.error ? clamp(run.error.happened) : "–"), "long"],
+      ["Error", (run) => (run.error ? clamp(run.error.happened, 40) : "–"), "long"],
       ["Id", (run) => h("code", { title: run.id }, run.id.slice(0, 8)), "short"],
     ];
     const empty = this._runs.length ? "No run is like that." : "No job has run on this machine yet. Start one with `penstock run job.py`.";
