@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,61 +12,13 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from penstock import failpoints, processes
+from penstock import failpoints
+from tests.support.connect_server import Server
 from tests.support.environments import thin_client
 from tests.support.format_points import KILLED, parts_of
-from tests.support.jobs import connect_client, connect_mistakes
+from tests.support.jobs import connect_mistakes
 from tests.support.verdicts import assert_none, number_anomalies
 from tests.support.waiting import until
-
-SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-
-
-class Server:
-    """The Connect server of the installed PySpark, started as `start-connect-server.sh` starts it."""
-
-    def __init__(self, folder: Path, **environment: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        home = Path(pyspark.__file__).parent
-        settings = {
-            "spark.connect.grpc.binding.port": str(self.port),
-            "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.python.daemon.module": "penstock.spark.python_daemon",
-        }
-        arguments = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-        self.log = folder / f"server-{self.port}.log"
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(home / "bin" / "spark-submit"), "--class", SERVER, "--master", "local[2]", *arguments],
-                env={**os.environ, **environment, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                start_new_session=True,
-            )
-        until(self._answers, lambda: f"the server\n{self.log.read_text()[-2000:]}", 120)
-
-    @property
-    def url(self) -> str:
-        return f"sc://127.0.0.1:{self.port}"
-
-    def client(self, folder: Path, epochs: int, python: str | Path = sys.executable) -> subprocess.Popen[str]:
-        """Of this environment, or another's, whose path does not lead to Penstock then."""
-        elsewhere = {**os.environ, "PYTHONPATH": "", "PYTHONSAFEPATH": "1"} if python != sys.executable else None
-        command = [str(python), connect_client.__file__, self.url, str(folder), str(epochs)]
-        return subprocess.Popen(command, env=elsewhere, stderr=subprocess.PIPE, text=True)
-
-    def kill(self) -> None:
-        for pid in processes.session_members(self._process.pid):
-            os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
 
 def visible(folder: Path) -> list[int]:
@@ -86,7 +35,7 @@ def survive(folder: Path, points: Sequence[str], python: str | Path = sys.execut
     on what a last one makes of it."""
     for point in points:
         acted = {failpoints.VARIABLE: f"{point}=hang", failpoints.ONCE: str(folder)}
-        server = Server(folder, **acted)
+        server = Server(folder, environment=acted)
         client = server.client(folder, 1_000, python)
         try:
             until(lambda: (folder / point).exists() or client.poll() is not None, point, 150)  # noqa: B023

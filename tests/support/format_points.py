@@ -13,6 +13,6 @@ FAILS = "epoch.precommitted"  # raises: only an epoch that fails before its deci
 KILLED = [name for name in ALL if name not in ("epoch.aborted", FAILS)]
 
 
-def parts_of(points: list[str], size: int = 4) -> list[list[str]]:
+def parts_of(points: list[str], size: int = 3) -> list[list[str]]:
     """A process is started for each point: in parts, so that one test ends in time."""
     return [points[at : at + size] for at in range(0, len(points), size)]

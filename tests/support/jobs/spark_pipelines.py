@@ -51,6 +51,11 @@ def offsets_of(config: Pipeline) -> Path:
 
 def main(config: Pipeline, folder: Path) -> None:
     write_project(folder, config)
+    run_project(folder)
+
+
+def run_project(folder: Path) -> None:
+    """Becomes `spark-pipelines run` of the installed PySpark, in that folder."""
     os.chdir(folder)
     os.environ.update(
         PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(Path(pyspark.__file__).parent), JAVA_HOME=str(find_java().home)
