@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import fault_case
 from tests.support.fault_case import Case
-from tests.support.format_points import ALL, FAILS, KILLED, parts_of
+from tests.support.format_points import ALL, FAILS, KILLED, before, parts_of
 from tests.support.jobs import spark_pipelines
 from tests.support.jobs.spark_pipelines import offsets_of
 from tests.support.kafka import assert_copied, assert_nothing_open
@@ -55,6 +55,8 @@ def test_workers_killed_at_every_point(world: Case, points: Sequence[str]) -> No
 def test_pipelines_killed_at_every_point(world: Case, points: Sequence[str]) -> None:
     """SIGKILL to the pipeline with its JVM and all workers, while one of them hangs at the point."""
     for point in points:
+        for first in before(point):
+            kill_at(world, first)
         kill_at(world, point)
     sys.stdout.write(f"pipelines killed: {len(points)}, of these at their point: {sum(map(world.acted, points))}\n")
     finish(world)
@@ -64,7 +66,8 @@ def retries(world: Case, point: str) -> int:
     """One run in which the first worker that passes the point dies; how often the flow was tried again. An abort needs
     a failure before the decision."""
     world.source.feed(100)
-    run = world.start({point: "crash"} if point != "epoch.aborted" else {FAILS: "raise", point: "crash"})
+    acts = {**dict.fromkeys(before(point), "crash"), point: "crash"}
+    run = world.start(acts if point != "epoch.aborted" else {FAILS: "raise", **acts})
     ends_well(run)
     return run.log.read_text().count("has FAILED")
 

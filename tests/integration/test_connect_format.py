@@ -15,7 +15,7 @@ import pytest
 from penstock import failpoints
 from tests.support.connect_server import Server
 from tests.support.environments import thin_client
-from tests.support.format_points import KILLED, parts_of
+from tests.support.format_points import KILLED, before, parts_of
 from tests.support.jobs import connect_mistakes
 from tests.support.verdicts import assert_none, number_anomalies
 from tests.support.waiting import until
@@ -33,7 +33,7 @@ def epochs(folder: Path) -> int:
 def survive(folder: Path, points: Sequence[str], python: str | Path = sys.executable) -> None:
     """Servers that are killed, with their JVM and all workers, while one of them hangs at the point; then the verdict
     on what a last one makes of it."""
-    for point in points:
+    for point in [each for point in points for each in (*before(point), point)]:
         acted = {failpoints.VARIABLE: f"{point}=hang", failpoints.ONCE: str(folder)}
         server = Server(folder, environment=acted)
         client = server.client(folder, 1_000, python)

@@ -13,6 +13,14 @@ FAILS = "epoch.precommitted"  # raises: only an epoch that fails before its deci
 KILLED = [name for name in ALL if name not in ("epoch.aborted", FAILS)]
 
 
+AFTER_A_DECISION = "recover.committed"  # passed where the epoch before it died decided
+
+
 def parts_of(points: list[str], size: int = 3) -> list[list[str]]:
     """A process is started for each point: in parts, so that one test ends in time."""
     return [points[at : at + size] for at in range(0, len(points), size)]
+
+
+def before(point: str) -> list[str]:
+    """The points at which something has to die, so that a next start passes this one."""
+    return ["epoch.decided"] if point == AFTER_A_DECISION else []
