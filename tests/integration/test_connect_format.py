@@ -33,7 +33,7 @@ def epochs(folder: Path) -> int:
 def survive(folder: Path, points: Sequence[str], python: str | Path = sys.executable) -> None:
     """Servers that are killed, with their JVM and all workers, while one of them hangs at the point; then the verdict
     on what a last one makes of it."""
-    for point in [each for point in points for each in (*before(point), point)]:
+    for point in [place for wanted in points for place in (*before(wanted), wanted)]:
         acted = {failpoints.VARIABLE: f"{point}=hang", failpoints.ONCE: str(folder)}
         server = Server(folder, environment=acted)
         client = server.client(folder, 1_000, python)
