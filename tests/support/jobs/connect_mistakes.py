@@ -6,7 +6,6 @@ python connect_mistakes.py URL FOLDER
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -49,10 +48,10 @@ class Mistakes:
         return self.run(options, 1)
 
     def ledger_missing(self) -> str:
-        options = self.options("ledger")
-        assert self.run(options, 2) == "None"
-        shutil.rmtree(Path(options["checkpointLocation"]) / "_penstock")
-        return self.run(options, 4)
+        return self.run(self.options("ledger", ledger="/proc/not-there"), 1)
+
+    def ledger_of_another_kind(self) -> str:
+        return self.run(self.options("hdfs", ledger="hdfs://there/ledgers"), 1)
 
     def one_uid_twice(self) -> str:
         ledgers = str(self._folder / "ledgers")
@@ -82,8 +81,8 @@ class Mistakes:
 def main(url: str, folder: Path) -> None:
     made = Mistakes(url, folder)
     each: list[Callable[[], Any]] = [
-        made.unknown_option, made.option_missing, made.ledger_missing, made.one_uid_twice, made.schema_changed,
-        made.job, made.drop_in,
+        made.unknown_option, made.option_missing, made.ledger_missing, made.ledger_of_another_kind, made.one_uid_twice,
+        made.schema_changed, made.job, made.drop_in,
     ]  # fmt: skip
     sys.stdout.write(json.dumps({mistake.__name__: mistake() for mistake in each}))
 
