@@ -62,11 +62,22 @@ def test_over_connect(kafka: Kafka, folder: Path) -> None:
     verdict(kafka, topic)
 
 
+def run_pipeline(part: str, kafka: Kafka, topic: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    asked = [sys.executable, pipelines_page.__file__, part, kafka.servers, topic, str(folder)]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=140)
+
+
 @pytest.mark.long
 def test_in_a_pipeline(kafka: Kafka, folder: Path) -> None:
     topic = kafka.topic()
     for part in ("before", "after"):
-        asked = [sys.executable, pipelines_page.__file__, part, kafka.servers, topic, str(folder)]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=140)
+        done = run_pipeline(part, kafka, topic, folder)
         assert done.returncode == 0, done.stdout + done.stderr
     verdict(kafka, topic)
+
+
+@pytest.mark.long
+def test_what_is_wrong_is_named_by_the_pipeline(kafka: Kafka, folder: Path) -> None:
+    done = run_pipeline("mistake", kafka, kafka.topic(), folder)
+    assert done.returncode != 0
+    assert "does not know the option 'pth' with the sink 'kafka'" in done.stdout + done.stderr

@@ -54,8 +54,8 @@ class Server:
         return f"sc://127.0.0.1:{self.port}"
 
     def client(self, folder: Path, epochs: int, python: str | Path = sys.executable) -> subprocess.Popen[str]:
-        """Of this environment, or another's, whose path does not lead to Penstock then."""
-        elsewhere = {**os.environ, "PYTHONPATH": "", "PYTHONSAFEPATH": "1"} if python != sys.executable else None
+        """Of this environment, or another's, where neither Java nor Penstock is to be found."""
+        elsewhere = {"PATH": "", "HOME": str(folder)} if python != sys.executable else None
         command = [str(python), connect_client.__file__, self.url, str(folder), str(epochs)]
         return subprocess.Popen(command, env=elsewhere, stderr=subprocess.PIPE, text=True)
 

@@ -1,6 +1,7 @@
-"""`spark-pipelines run` over a folder of text files, with a sink by the lines of docs/how-to/connect.md.
+"""`spark-pipelines run` over a folder of text files, with a sink by the lines of docs/how-to/connect.md, or by
+lines with an option that there is not.
 
-python pipelines_page.py before|after SERVERS TOPIC FOLDER
+python pipelines_page.py before|after|mistake SERVERS TOPIC FOLDER
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def lines():
 
 def main(part: str, servers: str, topic: str, folder: Path) -> None:
     before, after = pair("Declarative Pipelines", topic)
-    sink = before if part == "before" else after
+    sink = {"before": before, "after": after, "mistake": after.replace('"uid"', '"pth": "elsewhere", "uid"')}[part]
     project = folder / f"project-{part}"
     (project / "transformations").mkdir(parents=True)
     spec = f"name: lines\nstorage: file://{folder / part}\nlibraries:\n  - glob:\n      include: transformations/**\n"
