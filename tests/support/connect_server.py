@@ -33,7 +33,7 @@ class Server:
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.ui.enabled": "false",
-            "spark.jars": ",".join(map(str, jars)),
+            **({"spark.jars": ",".join(map(str, jars))} if jars else {}),
             "spark.python.daemon.module": "penstock.spark.python_daemon",
         }
         arguments = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
