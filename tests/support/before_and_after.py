@@ -12,12 +12,15 @@ _PAIR = re.compile(
     r"# before[^\n]*\n(?P<before>.*?)\n# after[^\n]*\n(?P<after>.*?)```",
     re.DOTALL | re.MULTILINE,
 )
+_TOPIC = re.compile(r'(topic=|"topic": |KafkaSink\()"alerts"')
 
 
 def pair(place: str, topic: str) -> tuple[str, str]:
     """Its code before and after, with a topic of its own."""
     found = {match["place"]: match for match in _PAIR.finditer(PAGE.read_text())}[place]
-    before, after = (found[part].replace('"alerts"', f'"{topic}"') for part in ("before", "after"))
+    before, after = (_TOPIC.sub(rf'\1"{topic}"', found[part]) for part in ("before", "after"))
+    assert topic in before
+    assert topic in after
     assert len(after.splitlines()) <= 3, "three lines are promised"
     return before, after
 

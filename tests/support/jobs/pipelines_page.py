@@ -20,7 +20,7 @@ servers = {servers!r}
 kafka = {{"kafka.bootstrap.servers": servers}}
 {sink}
 
-@dp.append_flow(target={topic!r})
+@dp.append_flow(target="alerts")
 def lines():
     return SparkSession.active().readStream.format("text").load({folder!r})
 """
@@ -33,7 +33,7 @@ def main(part: str, servers: str, topic: str, folder: Path) -> None:
     (project / "transformations").mkdir(parents=True)
     spec = f"name: lines\nstorage: file://{folder / part}\nlibraries:\n  - glob:\n      include: transformations/**\n"
     (project / "spark-pipeline.yml").write_text(spec)
-    program = PROGRAM.format(servers=servers, sink=sink, topic=topic, folder=str(folder / "in"))
+    program = PROGRAM.format(servers=servers, sink=sink, folder=str(folder / "in"))
     (project / "transformations" / "lines.py").write_text(program)
     run_project(project)
 
