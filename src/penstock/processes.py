@@ -11,7 +11,10 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -153,3 +156,18 @@ def _mark_by_ps(pid: int) -> str | None:
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """In the block, SIGTERM and SIGINT call `stop` instead. Only the main thread may install handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

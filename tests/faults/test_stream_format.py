@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.failpoints import POINTS
 from tests.support import fault_case
 from tests.support.fault_case import Case
+from tests.support.format_points import ALL, FAILS, KILLED
 from tests.support.jobs import stream_format
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.processes import JobProcess
     from tests.support.servers.broker import Broker
-
-#: Not passed: Spark's log is never completed by this way, and there is no in-flight log.
-ELSEWHERE = ("recover.finished", "inflight.", "drain.", "task.logged")
-ALL = [name for name, where in POINTS.items() if where in ("driver", "worker") and not name.startswith(ELSEWHERE)]
-FAILS = "epoch.precommitted"  # raises: only an epoch that fails before its decision is aborted by its own commit
-KILLED = [name for name in ALL if name not in ("epoch.aborted", FAILS)]
 
 
 @pytest.fixture

@@ -2,110 +2,101 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
+import json
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from penstock import processes
-from tests.support.jobs import connect_client
+from penstock import failpoints
+from tests.support.connect_server import Server
+from tests.support.environments import thin_client
+from tests.support.format_points import KILLED, before, parts_of
+from tests.support.jobs import connect_mistakes
+from tests.support.verdicts import assert_none, number_anomalies
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.long
 
-SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-
-
-class Server:
-    """The Connect server of the installed PySpark, started as `start-connect-server.sh` starts it."""
-
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        home = Path(pyspark.__file__).parent
-        settings = {
-            "spark.connect.grpc.binding.port": str(self.port),
-            "spark.connect.grpc.binding.address": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.python.daemon.module": "penstock.spark.python_daemon",
-        }
-        arguments = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-        self.log = folder / f"server-{self.port}.log"
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(home / "bin" / "spark-submit"), "--class", SERVER, "--master", "local[2]", *arguments],
-                env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                start_new_session=True,
-            )
-        until(self._answers, lambda: f"the server\n{self.log.read_text()[-2000:]}", 120)
-
-    def client(self, folder: Path, epochs: int, *more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, connect_client.__file__, f"sc://127.0.0.1:{self.port}", str(folder), str(epochs), *more],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def kill(self) -> None:
-        for pid in processes.session_members(self._process.pid):
-            os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    started = Server(tmp_path)
-    yield started
-    started.kill()
-
-
-def visible(folder: Path) -> Counter[int]:
+def visible(folder: Path) -> list[int]:
     files = [file for file in (folder / "out").glob("*.parquet") if not file.name.startswith((".", "_"))]
-    return Counter(value for file in files for value in pq.read_table(file).column("value").to_pylist())
+    return [value for file in files for value in pq.read_table(file).column("value").to_pylist()]
 
 
 def epochs(folder: Path) -> int:
     return len([file for file in (folder / "checkpoint" / "commits").glob("[0-9]*") if file.name.isdigit()])
 
 
-def test_a_server_killed_again_and_again(server: Server, tmp_path: Path) -> None:
-    for kill in range(3):
-        client = server.client(tmp_path, 1_000)
-        wanted = 4 * (kill + 1)
-        until(lambda: epochs(tmp_path) >= wanted or client.poll() is not None, "epochs", 120)  # noqa: B023
-        assert client.poll() is None, client.communicate()[1]
+def survive(folder: Path, points: Sequence[str], python: str | Path = sys.executable) -> None:
+    """Servers that are killed, with their JVM and all workers, while one of them hangs at the point; then the verdict
+    on what a last one makes of it."""
+    for point in [place for wanted in points for place in (*before(wanted), wanted)]:
+        acted = {failpoints.VARIABLE: f"{point}=hang", failpoints.ONCE: str(folder)}
+        server = Server(folder, environment=acted)
+        client = server.client(folder, 1_000, python)
+        try:
+            until(lambda: (folder / point).exists() or client.poll() is not None, point, 150)  # noqa: B023
+            assert client.poll() is None, client.communicate()[1]
+        finally:
+            server.kill()
+            client.kill()
+            client.communicate()
+    server = Server(folder)
+    try:
+        client = server.client(folder, epochs(folder) + 2, python)
+        _, said = client.communicate(timeout=200)
+        assert client.returncode == 0, said
+    finally:
         server.kill()
-        client.kill()
-        client.communicate()
-        server.__init__(tmp_path)  # type: ignore[misc]
-    client = server.client(tmp_path, epochs(tmp_path) + 3)
-    _, said = client.communicate(timeout=200)
-    assert client.returncode == 0, said
-    rows = visible(tmp_path)
-    assert rows == Counter(range(len(rows))), "a row is missing or doubled"
-    assert len(rows) >= 10 * epochs(tmp_path)
+    rows = visible(folder)
+    sys.stdout.write(f"servers killed: {len(points)}; epochs: {epochs(folder)}; rows visible: {len(rows)}\n")
+    assert_none(number_anomalies(range(max(len(rows), 10 * epochs(folder))), rows))
 
 
-def test_what_is_wrong_is_named_in_the_client(server: Server, tmp_path: Path) -> None:
-    client = server.client(tmp_path, 1, "pth=elsewhere")
-    _, said = client.communicate(timeout=200)
-    assert client.returncode == 1
-    assert "does not know the option 'pth' with the sink 'files'" in said
-    assert "To do: remove it" in said
-    assert "Traceback" not in said.partition("QUERY FAILED")[2]
+def test_a_server_killed_after_its_decision(tmp_path: Path) -> None:
+    survive(tmp_path, ["epoch.decided"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("points", parts_of([point for point in KILLED if point != "commit.first"]), ids="+".join)
+def test_servers_killed_at_every_point(tmp_path: Path, points: Sequence[str]) -> None:
+    """But between the commits of an epoch's writers: this query has one."""
+    survive(tmp_path, points)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", [pyspark.__version__, "4.1.3"])
+def test_a_thin_client(tmp_path: Path, version: str) -> None:
+    """`pyspark-client` without Java, jars and Penstock, of the server's version and of the one before."""
+    python = thin_client(version)
+    there = subprocess.run([python, "-P", "-c", "import penstock"], cwd=tmp_path, env={}, capture_output=True)
+    assert there.returncode != 0, "Penstock is not to be installed with the client"
+    survive(tmp_path, ["epoch.decided"], python)
+
+
+def test_what_is_wrong_is_named_in_the_client(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        asked = [sys.executable, connect_mistakes.__file__, server.url, str(tmp_path)]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=280)
+    finally:
+        server.kill()
+    assert done.returncode == 0, done.stderr
+    said: dict[str, str] = json.loads(done.stdout)
+    wanted = {
+        "unknown_option": "does not know the option 'pth' with the sink 'files'",
+        "option_missing": "has no option 'uid'",
+        "ledger_missing": "LedgerError: The storage refused while writing /proc/not-there",
+        "ledger_of_another_kind": "give a path of this machine, or a mounted folder",
+        "one_uid_twice": "two queries have the uid 'out'",
+        "schema_changed": "SchemaMismatch",
+        "job": "ConnectUnsupported: The session is a Spark Connect session",
+        "drop_in": "df.writeStream.format('penstock')",
+    }
+    assert said.keys() == wanted.keys()
+    other = {name: error for name, error in said.items() if wanted[name] not in error or "To do: " not in error}
+    assert not other
+    assert not {name: error for name, error in said.items() if "Traceback" in error}

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.naming import user_cache
@@ -24,21 +25,34 @@ _READY = "ready"  # written last
 def environment(spark: str, python: str = sys.executable) -> Path:
     """The Python of an environment with that PySpark; made where there is none. `python`: a path, or a version that uv
     finds on this machine. Checkouts that have the same Python and the same lock share it."""
+    return _made(f"spark-{spark}", [*_without_spark(), f"pyspark=={spark}"], python)
+
+
+def thin_client(spark: str) -> Path:
+    """The same with `pyspark-client` and what it needs alone: no Java, no jars, and no Penstock."""
+    return _made(f"client-{spark}", [f"pyspark-client=={spark}"], sys.executable, constraints=_without_spark())
+
+
+def _made(name: str, wanted: list[str], python: str, constraints: Sequence[str] = ()) -> Path:
     python = str(Path(python).resolve()) if os.path.isabs(python) else python
-    wanted = [line for line in _locked() if not re.match(r"pyspark\W", line)]
-    digest = hashlib.sha256("\n".join([*wanted, python]).encode()).hexdigest()[:8]
-    folder = user_cache() / "environments" / f"spark-{spark}-{digest}"
+    digest = hashlib.sha256("\n".join([*wanted, *constraints, python]).encode()).hexdigest()[:8]
+    folder = user_cache() / "environments" / f"{name}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with only_one(folder.with_suffix(".lock")):
         if not (folder / _READY).is_file():
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             _uv("venv", "--quiet", "--python", python, str(folder))
-            listed = folder / "locked.txt"
-            listed.write_text("\n".join([*wanted, f"pyspark=={spark}"]))
+            listed, bounds = folder / "locked.txt", folder / "constraints.txt"
+            bounds.write_text("\n".join(constraints))
+            listed.write_text("\n".join([f"-c {bounds}", *wanted]))
             _install(folder / "bin" / "python", listed)
             (folder / _READY).touch()
     return folder / "bin" / "python"
+
+
+def _without_spark() -> list[str]:
+    return [line for line in _locked() if not re.match(r"pyspark\W", line)]
 
 
 def variables(python: Path) -> dict[str, str]:

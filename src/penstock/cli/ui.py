@@ -49,22 +49,15 @@ def ui(
             _open_browser(link)
 
     if job is not None:
-        tell(_link_of(job))
+        from penstock.cli.jobs import find_running
+
+        tell(find_running(job, None).client.page_link())
         return
     from penstock.config.resolve import resolve
     from penstock.ops.server.ui import serve_ui
 
     token = os.environ.get("PENSTOCK_TOKEN", "").strip() or secrets.token_urlsafe(32)
     serve_ui(replace(resolve().rest, port=port), token, storage or [], tell)
-
-
-def _link_of(job: str) -> str:
-    from penstock.cli.jobs import find_entry, find_running
-
-    client = find_running(job, None).client
-    answer = client.ask("POST", "/penstock/v1/codes")
-    address = str(find_entry(job).address)
-    return f"{address if '://' in address else f'http://{address}'}{answer['path']}"
 
 
 def _open_browser(link: str) -> None:

@@ -58,6 +58,12 @@ class QueryPlan:
         """Whether it reads what is there now, and no more."""
         return self.bounded and any(source.ends_with_what_is_there for source in self.sources.values())
 
+    def publish(self, job: str, barrier: Barrier) -> None:
+        """Show the positions of a complete epoch to other systems, such as lag tools."""
+        for uid, offset in zip(self.positions, barrier.offsets, strict=False):
+            if uid is not None and offset is not None:
+                self.sources[uid].publish(job, uid, offset)
+
     def finished_at(self, barrier: Barrier) -> bool:
         """Whether `barrier` is the end of every source."""
         uids, offsets = self.positions, barrier.offsets

@@ -109,6 +109,7 @@ class Coordinator:
         self._last_completed, self._query_running = 0.0, False
         self._failure: BaseException | None = None
         self.completed = self.decided = -1
+        self.barrier: Barrier | None = None  # of the newest epoch that this start completed
         self.drains_at: int | None = None  # the epoch that may close every window
 
     @property
@@ -265,6 +266,7 @@ class Coordinator:
         self._ledger.prune(epoch)
         self._stragglers.remove_logs()
         self._stragglers.sweep_again()
+        self.barrier = barrier or self.barrier
         if self._on_complete is not None:
             self._on_complete(epoch, barrier)
         self._run.emit("completed", epoch, seconds=round(self._last_completed - attempt.opened, 4))

@@ -397,7 +397,7 @@ class QueryRunner:
         if barrier is None:
             return
         self.barrier = barrier
-        self._publish(barrier)
+        self.plan.publish(self._job, barrier)
         for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):
             if uid is not None and offset is not None:
                 self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
@@ -406,11 +406,6 @@ class QueryRunner:
             self.shut()  # before `_watch` stops Spark, which would read rows behind the drain and drop them as late
         if last or (self.plan.bounded and self.plan.finished_at(barrier)):
             self._wake.set()
-
-    def _publish(self, barrier: Barrier) -> None:
-        for uid, offset in zip(self.plan.positions, barrier.offsets, strict=False):
-            if uid is not None and offset is not None:
-                self.plan.sources[uid].publish(self._job, uid, offset)
 
     def _already_finished(self, next_epoch: int) -> bool:
         """Whether a bounded job was killed after its last commit."""

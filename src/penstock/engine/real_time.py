@@ -237,7 +237,7 @@ class RealTimeRunner(QueryRunner):
         offsets = tuple(lanes.offsets())
         if self.barrier is None or self.barrier.offsets != offsets:
             self.barrier = Barrier("", {}, offsets)
-            self._publish(self.barrier)
+            self.plan.publish(self._job, self.barrier)
         if self._hurry.is_set() or time.monotonic() >= self._due:
             self._hurry.clear()
             self._due = time.monotonic() + self._interval

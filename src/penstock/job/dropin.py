@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
@@ -17,6 +17,7 @@ from penstock.config.operations import LEASE
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.engine.control import hooks
 from penstock.engine.coordinator import Coordinator
+from penstock.engine.observer import Observer
 from penstock.engine.preparation import write_as_it_is
 from penstock.errors import ConfigurationError
 from penstock.events import Events
@@ -24,12 +25,13 @@ from penstock.naming import check_name
 from penstock.spark.executors import check_executors, importable, writer_modules
 from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import RunningQuery, current_execution, plan_with
+from penstock.storage.open import storage_at
 from penstock.storage.storage import local_path
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
+    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger("penstock")
 
@@ -113,7 +115,10 @@ class ExactlyOnce:
         coordinator(batch, epoch)
 
     def _tend(self, coordinator: Coordinator, execution: Any) -> threading.Thread:
-        """Do what is due between epochs while this run of the query lasts, then free what it held."""
+        """Do what is due between epochs while this run of the query lasts, then free what it held. Operations are
+        attached here, beside the epochs: none waits for them."""
+        over, observer = threading.Event(), self._observer
+        described = (self._events, self._name, coordinator, self._sink, self._limits, execution, self._spark)
 
         def runs() -> bool:
             try:
@@ -122,13 +127,21 @@ class ExactlyOnce:
                 return False
 
         def tend() -> None:
-            time.sleep(_TEND_SECONDS)
-            while runs():
-                coordinator.tend()
-                time.sleep(_TEND_SECONDS)
+            from penstock.ops.attach import attached_query  # only a query that runs loads operations
+
+            with attached_query(*described):
+                while not over.wait(_TEND_SECONDS) and runs():
+                    coordinator.tend()
+                observer.close()
             coordinator.close()
+            atexit.unregister(end)
+
+        def end() -> None:  # the program ends: so does its query, and the registry is to know
+            over.set()
+            thread.join(_TEND_SECONDS)
 
         thread = threading.Thread(target=tend, name=f"penstock-tend-{self._uid}", daemon=True)
+        atexit.register(end)
         thread.start()
         return thread
 
@@ -137,21 +150,28 @@ class ExactlyOnce:
         where = f"{checkpoint.rstrip('/')}/{PRIVATE}"
         running = RunningQuery(self._spark, self._execution)
         ledger = ledger_at(where, self._spark, retained=limits.retained, trusted=limits.trusted_schemes)
+        self._name, self._events = self._job or f"penstock-{ledger.identity()}", Events()
+        kept = (storage_at(where, self._spark), limits, self._events)
+        self._observer = Observer(self._uid, (), self._spark, *kept, self._query)
         return Coordinator(
-            job=self._job or f"penstock-{ledger.identity()}",
+            job=self._name,
             query=self._uid,
             sinks={self._uid: self._sink},
             sources=(),
             ledger=ledger,
             log=spark_log_at(checkpoint, self._spark, known=version_of(self._spark).log_known),
-            events=Events(),
+            events=self._events,
             body=write_as_it_is(self._uid),
             executed_plan=running.executed_plan,
             running=running,
             checkpoints=self._limits,
+            observer=self._observer,
             previous=previous,
             run=self._token,
         )
+
+    def _query(self) -> StreamingQuery | None:
+        return next((query for query in self._spark.streams.active if query.runId == self._run_id), None)
 
     def _execution(self) -> Any:
         in_query = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -205,6 +225,7 @@ def exactly_once(
           .option("checkpointLocation", path).start()
 
     `job` and `uid` name what the sink leaves in the other system; keep them over restarts. Without a `job` the ledger,
-    in the folder `_penstock` of the query's checkpoint, generates one and keeps it.
+    in the folder `_penstock` of the query's checkpoint, generates one and keeps it. While the query
+    runs it is in `penstock list`, has a page and `/metrics`, and shows its Kafka positions to lag tools.
     """
     return ExactlyOnce(sink, uid, job, checkpoint, spark, limits or Checkpoints())

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__, logs
@@ -23,8 +23,10 @@ from penstock.engine.real_time import check_real_time
 from penstock.engine.run import JobRun
 from penstock.engine.steering import Steering
 from penstock.errors import ConfigurationError, DuplicateUid
+from penstock.job.handle import CheckpointInfo, JobHandle, table
 from penstock.naming import check_name
 from penstock.progress import Progress, silent
+from penstock.secrets import masked
 from penstock.sources.streams import as_source
 from penstock.spark.executors import check_executors, importable, writer_modules
 from penstock.spark.query import Lineage
@@ -44,17 +46,6 @@ log = logging.getLogger("penstock")
 _CALLBACK_SECONDS = 10.0  # how long the end of a job waits for outstanding callbacks
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """The argument of a callback. `error` is None for a complete checkpoint."""
-
-    query: str
-    epoch: int
-    generation: int
-    seconds: float
-    error: str | None = None
-
-
 Callback = Callable[[CheckpointInfo], None]
 
 
@@ -66,6 +57,7 @@ class Callbacks:
         self.complete: list[Callback] = []
         self.aborted: list[Callback] = []
         self._waiting: queue.Queue[tuple[Callback, CheckpointInfo] | None] = queue.Queue()
+        self._rows: dict[str, int] = {}  # of each query's epoch under way
         self._events: Events | None = None
 
     @contextmanager
@@ -86,6 +78,8 @@ class Callbacks:
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
+        if kind == "precommitted":
+            self._rows[event["query"]] = int(event.get("rows") or 0)
         if kind not in ("completed", "checkpoint_failed", "failed") or event.get("epoch") is None:
             return
         if kind == "failed" and str(event["error"]).startswith(("JobStopped", "CheckpointExpired", "SystemUnavail")):
@@ -96,6 +90,7 @@ class Callbacks:
             generation=event["generation"],
             seconds=float(event.get("seconds", 0.0)),
             error=None if kind == "completed" else str(event["error"]),
+            rows=self._rows.pop(event["query"], 0),
         )
         for callback in self.complete if kind == "completed" else self.aborted:
             self._waiting.put((callback, info))
@@ -142,6 +137,7 @@ class Job:
         self._lineage = Lineage()
         self._callbacks = Callbacks()
         self._steering = Steering(self.name, self.checkpoints)
+        self._link: Callable[[], str | None] = lambda: None  # to its page, while it runs
 
     @property
     def spark(self) -> SparkSession:
@@ -220,6 +216,13 @@ class Job:
         self._callbacks.aborted.append(function)
         return function
 
+    def _repr_html_(self) -> str:
+        chains = self.chains().items()
+        queries = [
+            (uid, f"{' → '.join(link.name for link in chain.links)}: {chain.guarantee}") for uid, chain in chains
+        ]
+        return table(f"job {self.name}", [*queries, ("checkpoints", masked(f"{self.checkpoints.storage}/{self.name}"))])
+
     def explain(self) -> str:
         """The chain of each query, the guarantee of each link, and the weakest."""
         parts = [f"query {uid}\n{chain.explain()}" for uid, chain in self.chains().items()]
@@ -263,8 +266,19 @@ class Job:
             run.events.listen(on_event)
         from penstock.ops.attach import attached  # the one import that points upward
 
-        with attached(run), self._callbacks.following(run.events):
+        with attached(run) as self._link, self._callbacks.following(run.events):
             run.run()
+
+    def start(self, on_event: Listener | None = None) -> JobHandle:
+        """`run`, in a thread of its own, as a notebook needs it. Returns at once: see `JobHandle`."""
+        if self.started:
+            raise ConfigurationError(
+                f"Job {self.name!r} was started before.",
+                safe="nothing was started, and what runs goes on.",
+                to_do="describe it again (in a notebook: run the cells from Job(…) on), and start that one.",
+            )
+        self.started = True
+        return JobHandle(self, on_event, lambda: self._link())
 
     def stop(self) -> None:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 
@@ -89,13 +89,14 @@ class StreamSink(DataSource):
             relay = Relay(**parse_options(self.options), driver=_driver())
             return EpochWriter(relay, None if self._travelled else schema)
 
-    def schema(self) -> StructType:
+    def schema(self, *_: Any, **__: Any) -> NoReturn:
         with _plainly():
-            raise _sink_only("read")
+            raise ConfigurationError(
+                "format('penstock') was asked to read, or to write a batch, and it is a sink of streaming queries.",
+                to_do="use df.writeStream.format('penstock').",
+            )
 
-    def writer(self, schema: StructType, overwrite: bool) -> Any:
-        with _plainly():
-            raise _sink_only("write")
+    writer = schema
 
 
 class EpochWriter(DataSourceStreamArrowWriter):
@@ -146,10 +147,3 @@ def _plainly() -> Iterator[None]:
         if isinstance(error, TaskFault) and error.__cause__ is not None:
             raise error.__cause__ from None
         raise
-
-
-def _sink_only(verb: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"format('penstock') was asked to {verb} a batch, and it is a sink of streaming queries.",
-        to_do="use df.writeStream.format('penstock').",
-    )

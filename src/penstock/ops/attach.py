@@ -1,5 +1,6 @@
 """What operations add to a run: its turn, its lease, its supervisor's line, signals, the registry and the HTTP server.
-`Job.run` opens `attached` around the run, by the one import that points upward.
+`Job.run` opens `attached` around the run, and a drop-in `attached_query` while its query runs: the two imports that
+point upward.
 """
 
 from __future__ import annotations
@@ -9,33 +10,45 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.config.operations import LogFormat
+from penstock.config.resolve import resolve
+from penstock.contracts.guarantees import Chain, engine_link
+from penstock.contracts.plan import QueryPlan
 from penstock.deadline import Deadline
+from penstock.engine.preparation import write_as_it_is
 from penstock.engine.settlement import JobLedgers
 from penstock.engine.steering import EndRequest
 from penstock.engine.watermark import watermark_nodes
+from penstock.errors import SavepointError
 from penstock.logs import show_info
 from penstock.ops.process import lifeline
-from penstock.ops.process.lifeline import stop_on_signals
+from penstock.ops.server.client import Client
 from penstock.ops.server.runs import report_facts
 from penstock.ops.server.serving import serving
 from penstock.ops.transactions import ended, look
 from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn, take_turn
+from penstock.processes import stop_on_signals
 from penstock.secrets import mask_setting, masked
-from penstock.spark.query import marks_of
+from penstock.sources.kafka import KafkaSource
+from penstock.spark.query import marks_of, stream_options
 from penstock.spark.status import SparkStatus, is_reading, operators_of
 
 if TYPE_CHECKING:
-    from penstock.contracts.guarantees import Chain
-    from penstock.contracts.plan import QueryPlan
+    from penstock.checkpoint.spark_log import Barrier
+    from penstock.config import Checkpoints
+    from penstock.contracts.sink import TwoPhaseSink
+    from penstock.engine.coordinator import Coordinator
     from penstock.engine.query import QueryRunner
     from penstock.engine.run import JobRun
+    from penstock.events import Events
 
 log = logging.getLogger("penstock")
 
@@ -45,8 +58,9 @@ _TURN_ENDS = {EndRequest.NONE: TurnEnd.DONE, EndRequest.STOP: TurnEnd.STOPPED, E
 
 
 @contextmanager
-def attached(run: JobRun) -> Iterator[None]:
-    """Wait for the turn of this driver; then, while the run lasts, hold its lease, stop on signals, serve it."""
+def attached(run: JobRun) -> Iterator[Callable[[], str | None]]:
+    """Wait for the turn of this driver; then, while the run lasts, hold its lease, stop on signals, serve it. Yields
+    what makes a link to its page."""
     steering = run.steering
     if run.settings.log.format is not LogFormat.JSON:
         show_info()
@@ -64,8 +78,81 @@ def attached(run: JobRun) -> Iterator[None]:
     with (
         held(lease, lambda: TurnEnd.HANDED_OVER if steering.signalled else _TURN_ENDS[steering.request]),
         stop_on_signals(steering.shut_down),
-        serving(steering, run.settings, run.events, JobInsight(run)),
+        serving(steering, run.settings, run.events, JobInsight(run)) as entry,
     ):
+        yield lambda: Client(entry.address, entry.token, entry.certificate).page_link() if entry.address else None
+
+
+class QueryOfSpark:
+    """One run of a drop-in's query: what may command it (`control.Steerable`), and what `JobInsight` asks of a run and
+    of its one runner. `execution` is Spark's, a JVM object. Of the sources, Kafka's are known by their options."""
+
+    lanes: Mapping[str, Mapping[str, float]] = {}
+    barrier: Barrier | None = None
+
+    def __init__(
+        self, job: str, coordinator: Coordinator, sink: TwoPhaseSink, limits: Checkpoints, execution: Any, spark: Any
+    ) -> None:
+        self.name, self.spark, self._execution, self._coordinator = job, spark, execution, coordinator
+        self.checkpoints = replace(limits, storage=str(execution.resolvedCheckpointRoot()))
+        self.location, self.run_id, uid = self.checkpoints.storage, str(execution.runId()), coordinator.query
+        read = list(map(KafkaSource.behind, stream_options(execution)))
+        names = [None if source is None else uid if len(read) == 1 else f"{uid}-{at}" for at, source in enumerate(read)]
+        sources = {name: source for name, source in zip(names, read, strict=True) if name is not None and source}
+        frame: Any = None  # Spark's query has begun, and its plan belongs to Spark
+        self.sinks, self.watermark = {uid: sink}, coordinator.watermark
+        self.plan = QueryPlan(uid, frame, self.sinks, sources, names, write_as_it_is(uid))
+        self.plans, self.runners = {uid: self.plan}, [self]
+        links = [source.link(name) for name, source in sources.items()]
+        self.chains = {uid: Chain((*links, engine_link(limits), sink.link(uid)))}
+
+    def publish(self, event: Mapping[str, Any]) -> None:
+        """An `Events` listener: lag tools see the positions of complete epochs."""
+        self.barrier = self._coordinator.barrier
+        if event["event"] == "completed" and self.barrier is not None:
+            self.plan.publish(self.name, self.barrier)
+
+    def stop(self) -> None:
+        threading.Thread(target=self._execution.stop, name=f"penstock-stop-{self.plan.uid}", daemon=True).start()
+
+    cancel = stop
+
+    def status(self) -> dict[str, Any]:
+        at = {"epoch": max(self._coordinator.completed, 0), "generation": self._coordinator.generation}
+        return {"queries": {self.plan.uid: {**at, "running": True, "done": False, "error": None}}}
+
+    def savepoint(self, *_: Any, **__: Any) -> NoReturn:
+        raise SavepointError(
+            f"Query {self.plan.uid!r} uses penstock.exactly_once, which has no savepoints.",
+            safe="the query goes on; nothing was changed.",
+            to_do="end it by penstock cancel; for savepoints write it as a Job.",
+        )
+
+    checkpoint = stop_with_savepoint = savepoint
+
+    def ended(self) -> None:
+        """Raise what made it fail."""
+        for source in self.plan.sources.values():
+            source.stop()
+        if (failed := self._execution.exception()).isDefined():
+            raise RuntimeError(failed.get().getMessage())
+
+
+@contextmanager
+def attached_query(events: Events, *described: Any) -> Iterator[None]:
+    """While a drop-in's query runs, serve it. `described` is what a `QueryOfSpark` is made of. Nothing that fails here
+    reaches the query."""
+    with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+        try:
+            query = QueryOfSpark(*described)
+            settings = replace(resolve(), checkpoints=query.checkpoints)
+            stack.enter_context(serving(query, settings, events, JobInsight(query)))
+            events.listen(query.publish)
+            events.emit("started", query=query.plan.uid)
+        except Exception as error:
+            log.warning("the query runs, but without its page and metrics: %s", error)
+        else:
+            stack.callback(query.ended)
         yield
 
 
@@ -100,7 +187,7 @@ class EpochLog:
 class JobInsight:
     """`control.Insight` of one run, for the server's threads: no epoch waits for it, and it runs no Spark job."""
 
-    def __init__(self, run: JobRun) -> None:
+    def __init__(self, run: JobRun | QueryOfSpark) -> None:
         self._run = run
         self._marked: dict[str | None, list[list[str]]] = {}  # by a query's start: the sources under each watermark
 
@@ -115,7 +202,8 @@ class JobInsight:
             conf = sorted(run.spark.sparkContext.getConf().getAll())
         queries = [_query(plan, chains[uid]) for uid, plan in run.plans.items()]
         spark = [{"key": key, "value": mask_setting(key, value)} for key, value in conf]
-        return {"plan": {"queries": queries, "weakest": weakest}, "spark_ui": web, "spark": spark}
+        folder = {"folder": masked(run.location)} if isinstance(run, QueryOfSpark) else {}
+        return {"plan": {"queries": queries, "weakest": weakest}, "spark_ui": web, "spark": spark, **folder}
 
     def positions(self) -> dict[str, dict[str, Any]]:
         deadline = Deadline(_END_SECONDS)
@@ -124,7 +212,7 @@ class JobInsight:
             for runner in self._run.runners
         }
 
-    def _watermarks(self, runner: QueryRunner) -> dict[str, int]:
+    def _watermarks(self, runner: QueryRunner | QueryOfSpark) -> dict[str, int]:
         """By source the watermark that its own rows lead to; of several the lowest. The query's follows the policy."""
         tracker, lowest = runner.watermark, dict[str, int]()
         if tracker is None or not any(tracker.each):
@@ -169,7 +257,7 @@ def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:
     return {**about, "sources": sources, "operators": operators, "sinks": sinks}
 
 
-def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
+def _positions(runner: QueryRunner | QueryOfSpark, deadline: Deadline) -> dict[str, Any]:
     barrier = runner.barrier
     if barrier is None:
         return {}

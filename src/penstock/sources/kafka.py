@@ -115,6 +115,16 @@ class KafkaSource(Source):
                 to_do="give topics or a pattern, servers, and starting as earliest, latest or positions in JSON.",
             )
 
+    @classmethod
+    def behind(cls, options: Mapping[str, str]) -> KafkaSource | None:
+        """What Spark's own reader with these options reads; None where it is not one of Kafka's topics."""
+        known = {name.lower(): text for name, text in options.items()}
+        topics, pattern = known.get("subscribe", ""), known.get("subscribepattern")
+        if not (servers := known.pop("kafka.bootstrap.servers", "")) or bool(topics) is (pattern is not None):
+            return None
+        kept = {name: text for name, text in known.items() if name.startswith("kafka.") or name == "failondataloss"}
+        return cls(topics, servers=servers, pattern=pattern, options={"isolation.level": "read_uncommitted", **kept})
+
     def reader_options(self, uid: str, tuning: Mapping[str, str] = TUNED) -> dict[str, str]:
         """What Spark's reader is given: ours first, so that the user's win."""
         group = self.group or f"penstock-{uid}"

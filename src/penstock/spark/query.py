@@ -89,6 +89,18 @@ def current_execution(spark: SparkSession) -> Any:
     return None if query is None else query.streamingQuery()
 
 
+def stream_options(execution: Any) -> list[dict[str, str]]:
+    """For each position of a running query, the options that its source was read with; none if Spark has lost them."""
+
+    def options(leaf: Any) -> dict[str, str]:
+        with contextlib.suppress(Exception):
+            return dict(leaf.relation().options().asCaseSensitiveMap())
+        return {}
+
+    leaves = execution.logicalPlan().collectLeaves()
+    return [options(leaf) for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
+
+
 def source_folders(spark: SparkSession) -> list[int]:
     """For each position, the number of its folder in `sources`. One stream that a plan holds twice, as in a union with
     itself, has two positions and one folder."""

@@ -1,6 +1,7 @@
-"""A thin client of a Connect server: starts one query with `format("penstock")` into files, waits for rows, leaves.
+"""A client of a Connect server, as users write one: it starts a query with `format("penstock")` into files, waits for
+epochs, and leaves. It imports nothing of Penstock: the server finds the format by itself.
 
-python connect_client.py URL FOLDER EPOCHS [OPTION=VALUE ...]
+python connect_client.py URL FOLDER EPOCHS
 """
 
 from __future__ import annotations
@@ -11,22 +12,17 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-import penstock
 
-
-def main(url: str, folder: Path, epochs: int, more: dict[str, str]) -> None:
+def main(url: str, folder: Path, epochs: int) -> None:
     spark = SparkSession.builder.remote(url).getOrCreate()
-    spark.dataSource.register(penstock.StreamSink)
     rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load().select("value")
-    options = {"sink": "files", "path": str(folder / "out"), "uid": "out", **more}
     query = (
         rows.writeStream.format("penstock")
-        .options(**options)
+        .options(sink="files", path=str(folder / "out"), uid="out")
         .option("checkpointLocation", str(folder / "checkpoint"))
         .start()
     )
-    commits = folder / "checkpoint" / "commits"
-    while query.isActive and not (commits / str(epochs - 1)).exists():
+    while query.isActive and not (folder / "checkpoint" / "commits" / str(epochs - 1)).exists():
         time.sleep(0.2)
     if (error := query.exception()) is not None:
         sys.stderr.write(f"QUERY FAILED: {error}\n")
@@ -35,4 +31,4 @@ def main(url: str, folder: Path, epochs: int, more: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), dict(pair.split("=", 1) for pair in sys.argv[4:]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from penstock.engine.coordinator import Coordinator
 from penstock.errors import Superseded, SystemUnavailable
 from penstock.job import dropin
 from penstock.job.dropin import ExactlyOnce, exactly_once
+from penstock.ops import attach
 from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
 
@@ -179,6 +182,37 @@ def test_an_idle_query_is_tended_until_it_ends(tmp_path: Path, passed: list[int]
     the_tender(program.function).join(30)
     assert not the_tender(program.function).is_alive()
     assert program.sink.held == [], "nobody needs its connections any more"
+
+
+@pytest.mark.parametrize("by_program", [False, True])
+def test_operations_are_attached_while_it_runs(
+    tmp_path: Path, passed: list[int], tended: Callable[[], None], monkeypatch: pytest.MonkeyPatch, by_program: bool
+) -> None:
+    """Until the query ends, or the program, which then waits for that."""
+    seen: list[Any] = []
+    ends: list[Callable[[], None]] = []
+
+    @contextmanager
+    def attached(events: Any, job: str, *described: Any) -> Iterator[None]:
+        seen.append(job)
+        yield
+        seen.append("ended")
+
+    monkeypatch.setattr(attach, "attached_query", attached)
+    monkeypatch.setattr(atexit, "register", ends.append)
+    monkeypatch.setattr(atexit, "unregister", ends.remove)
+    program = Program(tmp_path)
+    program.batch("run-1")
+    tended()
+    assert seen == [program.function._name]
+    if by_program:
+        ends[0]()
+    else:
+        program.execution.active = False
+    the_tender(program.function).join(30)
+    assert seen == [program.function._name, "ended"]
+    assert ends == []
+    assert program.sink.held == []
 
 
 def test_one_query_is_tended_once(tmp_path: Path, passed: list[int], tended: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 The supervisor begins with `Orders`: whether the driver is a standby, and what is known of the job's lease. Later it
 sends a standby one more line, `go`. The driver reports its progress, its restart strategy and the error that ends it.
 When the line closes, the supervisor is gone, and the driver stops cleanly by a SIGTERM to itself: a job never runs on
-unsupervised, on any system and whatever killed the supervisor. `stop_on_signals` is how a job handles that signal.
+unsupervised, on any system and whatever killed the supervisor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -141,21 +140,6 @@ def _watch(lines: BinaryIO) -> None:
     except (OSError, ValueError):
         return  # closed in this process, by a program that closes every descriptor that it does not know
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop cleanly while the job runs. Only the main thread may install handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # The supervisor's side

@@ -54,6 +54,11 @@ class Client:
         """Flink's overview of what runs there."""
         return list(self.ask("GET", "/jobs/overview").get("jobs", []))
 
+    def page_link(self) -> str:
+        """Opens the page once, within ten minutes."""
+        path = self.ask("POST", "/penstock/v1/codes")["path"]
+        return f"{'' if '://' in self.address else 'http://'}{self.address}{path}"
+
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One request, one answer. Raises the error that the server raised."""
         return self._exchange(method, path, body, silent)
