@@ -1,0 +1,72 @@
+"""Drills a user's own job: the same input once under real faults and once without, into outputs of their own.
+
+`run` starts the job, kills and pauses its processes by a seeded schedule, and stops it. `effects` notes what the job's
+own functions do besides giving rows. `verdict` compares what is visible with the ledger and with the calm run, names
+mistakes, and writes the report. Imports the audit, the reader of anomalies, descriptions of jobs, and what runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import from_json
+from penstock.ops.process.supervisor import penstock_command
+
+__all__ = ["Drilled", "drill", "fixture"]
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """What a drill has found. `facts` is what `penstock drill --json` prints."""
+
+    facts: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong. What could not be judged does not count; see `not_judged`."""
+        return not self.mistakes
+
+    @property
+    def mistakes(self) -> Sequence[Mapping[str, Any]]:
+        return tuple(self.facts["mistakes"])
+
+    @property
+    def not_judged(self) -> Sequence[str]:
+        return tuple(self.facts["not_judged"])
+
+    def __str__(self) -> str:
+        lines = [f"{each['kind']}: {each['where']}: {each['why']}" for each in self.mistakes]
+        return "\n".join([*lines, f"drilled with --seed {self.facts['seed']}"])
+
+
+def drill(script: str | Path, *options: str, seconds: float = 180, html: str | Path | None = None) -> Drilled:
+    """Drill the job in `script` in processes of its own; `options` are those of `penstock drill`. Raises its error
+    where the job cannot be drilled."""
+    given = [*options, *(() if html is None else ("--html", str(html)))]
+    command = penstock_command("drill", "--json", "--seconds", f"{seconds:g}", *given, str(script))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.stdout.strip():
+        sys.stderr.write(done.stderr)
+        raise from_json(done.stderr.strip().rpartition("\n")[2])
+    return Drilled(json.loads(done.stdout))
+
+
+def fixture(seconds: float = 60) -> Any:
+    """A pytest fixture, for a conftest.py: `drill = penstock.drill.fixture()`. A test calls it with the job's file, and
+    the report is in the test's `tmp_path`."""
+    import pytest
+
+    @pytest.fixture
+    def drill_job(tmp_path: Path) -> Callable[..., Drilled]:
+        def run(script: str | Path, *options: str) -> Drilled:
+            return drill(script, *options, seconds=seconds, html=tmp_path / "drill.html")
+
+        return run
+
+    return drill_job

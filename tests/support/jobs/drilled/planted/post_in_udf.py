@@ -1,0 +1,31 @@
+"""Planted: a Python function sends a request for each row, which a replay sends again."""
+
+import http.client
+
+from pyspark.sql import functions as f
+
+from tests.support.jobs.drilled.place import files, make_job, numbers
+
+job = make_job("post_in_udf")
+
+
+@f.udf("bigint")
+def alert(id: int) -> int:
+    if id % 1000 == 0:
+        connection = http.client.HTTPConnection("127.0.0.1", 9, timeout=1)
+        try:
+            connection.connect()
+        except OSError:
+            connection.sock = _Deaf()
+        connection.request("POST", "/alert", b"{}")
+    return id
+
+
+class _Deaf:
+    """Nobody listens; the request is sent all the same."""
+
+    def sendall(self, data: bytes) -> None:
+        pass
+
+
+job.write(job.read(numbers(), uid="numbers").select(alert("id").alias("id")), files(), uid="out")

@@ -1,0 +1,9 @@
+"""Sound: a Python function that depends on its argument alone."""
+
+from pyspark.sql import functions as f
+
+from tests.support.jobs.drilled.place import files, make_job, numbers
+
+job = make_job("pure_udf")
+square = f.udf(lambda number: number * number, "bigint")
+job.write(job.read(numbers(), uid="numbers").select("id", square("id").alias("square")), files(), uid="out")
