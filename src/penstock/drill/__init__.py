@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,27 +17,17 @@ from typing import Any
 from penstock.errors import from_json
 from penstock.ops.process.supervisor import penstock_command
 
-__all__ = ["Drilled", "drill", "fixture"]
-
 
 @dataclass(frozen=True)
 class Drilled:
-    """What a drill has found. `facts` is what `penstock drill --json` prints."""
+    """What a drill has found. `facts` is what `penstock drill --json` prints; what is in its `not_judged` is no
+    mistake."""
 
     facts: Mapping[str, Any]
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong. What could not be judged does not count; see `not_judged`."""
-        return not self.mistakes
-
-    @property
     def mistakes(self) -> Sequence[Mapping[str, Any]]:
         return tuple(self.facts["mistakes"])
-
-    @property
-    def not_judged(self) -> Sequence[str]:
-        return tuple(self.facts["not_judged"])
 
     def __str__(self) -> str:
         lines = [f"{each['kind']}: {each['where']}: {each['why']}" for each in self.mistakes]
@@ -52,7 +41,6 @@ def drill(script: str | Path, *options: str, seconds: float = 180, html: str | P
     command = penstock_command("drill", "--json", "--seconds", f"{seconds:g}", *given, str(script))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout.strip():
-        sys.stderr.write(done.stderr)
         raise from_json(done.stderr.strip().rpartition("\n")[2])
     return Drilled(json.loads(done.stdout))
 
@@ -64,9 +52,6 @@ def fixture(seconds: float = 60) -> Any:
 
     @pytest.fixture
     def drill_job(tmp_path: Path) -> Callable[..., Drilled]:
-        def run(script: str | Path, *options: str) -> Drilled:
-            return drill(script, *options, seconds=seconds, html=tmp_path / "drill.html")
-
-        return run
+        return lambda script, *options: drill(script, *options, seconds=seconds, html=tmp_path / "drill.html")
 
     return drill_job

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import failpoints
 from penstock.checkpoint import layout
@@ -35,11 +35,9 @@ from penstock.engine.settlement import JobLedgers
 from penstock.events import FILE_VARIABLE
 from penstock.ops.process.supervisor import penstock_command
 from penstock.processes import command_line, session_members
-from penstock.storage.storage import Storage
 
 KINDS = ("kill", "stop", "step", "restart")
 TARGETS = ("worker", "driver", "jvm", "executor")
-
 #: Steps that every job in epochs passes, again and again.
 STEPS = tuple(
     name
@@ -47,11 +45,8 @@ STEPS = tuple(
     if where in ("driver", "worker") and name.startswith(("recover.", "epoch.", "task.", "commit."))
     and name not in ("task.logged", "epoch.aborted")
 )  # fmt: skip
-
-_DRAWN_STEPS = 3
-_PASSINGS = 2
-_LONGEST_PAUSE = 4.0
-_LONGEST_DELAY = 1.0
+_DRAWN_STEPS, _PASSINGS = 3, 2
+_LONGEST_PAUSE, _LONGEST_DELAY = 4.0, 1.0
 _IDLE_SECONDS = 20.0  # without an epoch, as where nothing is left to read, a fault comes all the same
 _LEAVE_SECONDS = 45.0  # for a clean end; the epoch under way completes
 _POLL_SECONDS = 0.05
@@ -63,21 +58,20 @@ _SETTINGS = {
     "restart-strategy.fixed-delay.delay": "100ms",
     "execution.checkpointing.num-retained": "1000",
 }
-#: For a calm run that ends after one epoch, whose input is drawn up: the next one never begins.
+#: For a calm run that ends after its first epoch: the next one never begins.
 _ONE_EPOCH = {
     "execution.checkpointing.min-pause": "1h",
     "execution.checkpointing.max-concurrent-checkpoints": "1",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A fault to come: `targets` in the order in which one that is there is looked for, `delay` after an epoch."""
+class Planned(NamedTuple):
+    """A fault to come, `delay` after an epoch: of `targets`, the first that is there."""
 
     kind: str
     targets: Sequence[str]
     delay: float
-    lasts: float = 0.0
+    lasts: float
 
 
 class Schedule:
@@ -94,7 +88,7 @@ class Schedule:
         while self._timed:
             kind, targets = draw.choice(self._timed), draw.sample(TARGETS, len(TARGETS))
             delay, lasts = draw.uniform(0, _LONGEST_DELAY), draw.uniform(0.5, _LONGEST_PAUSE)
-            yield Planned(kind, targets, round(delay, 3), round(lasts, 3) if kind == "stop" else 0.0)
+            yield Planned(kind, targets, delay, round(lasts, 3) if kind == "stop" else 0.0)
 
     def environment(self, folder: Path) -> dict[str, str]:
         """What makes the drawn steps strike, each once over all processes."""
@@ -108,10 +102,10 @@ class Ran:
     """How a run went. `ended`: done (its input has ended), stopped (by the drill), failed or hung. `faults` are those
     that struck, with the seconds since the run's `begun`."""
 
-    ended: str = "hung"
+    ended: str = ""
+    error: str = ""  # the last one, also where the job went on after it
     begun: float = field(default_factory=time.time)
     seconds: float = 0.0
-    error: str = ""
     faults: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
 
@@ -130,52 +124,48 @@ class JobRun:
     """One run of the program as a job of another name, in `folder`, with every output under another name."""
 
     def __init__(self, script: Path, name: str, folder: Path, settings: Mapping[str, str]) -> None:
-        self.name, self.suffix, self.folder = f"{name}-{folder.name}", f"_{folder.parent.name}_{folder.name}", folder
-        self._script, self._events, self._steps = script.absolute(), folder / "events.jsonl", folder / "steps"
-        self._settings = {**settings, **_SETTINGS, FORK_NAME: self.name, FORK_SUFFIX: self.suffix}
-        self._settings["execution.checkpointing.dir"] = str(folder / "checkpoints")
+        self.folder, self.suffix = folder, f"_{folder.parent.name}_{folder.name}"
+        self.checkpoint = folder / "checkpoints" / f"{name}-{folder.name}"
+        self._settings = {**settings, **_SETTINGS, FORK_NAME: self.checkpoint.name, FORK_SUFFIX: self.suffix}
+        self._settings["execution.checkpointing.dir"] = str(self.checkpoint.parent)
+        self._script, self._events = script.absolute(), folder / "events.jsonl"
         self._read, self._ran = 0, Ran()
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoints" / self.name
 
     def ledgers(self) -> JobLedgers:
         return JobLedgers.at(str(self.checkpoint))
 
     def run(
-        self,
-        seconds: float,
-        schedule: Schedule | None = None,
-        restart: str = "",
-        *,
-        enough: Callable[[Ran], bool] = lambda ran: False,
-        settings: Mapping[str, str] | None = None,
-    ) -> Ran:
+        self, seconds: float, schedule: Schedule | None = None, restart: str = "",
+        *, enough: Callable[[Ran], bool] = lambda ran: False, settings: Mapping[str, str] | None = None,
+    ) -> Ran:  # fmt: skip
         """Until the job is done, `enough` has happened, or the time is over: then it is stopped as by its user."""
         ran, end = self._ran, time.monotonic() + seconds
         job = self._start(schedule, {**self._settings, **(settings or {})})
-        strikes = self._strike(schedule, restart) if schedule is not None else None
+        strikes = self._strike(schedule, restart) if schedule is not None else iter(())
         try:
             while job.poll() is None and time.monotonic() < end and not enough(ran):
                 self._look()
-                if strikes is not None:
-                    next(strikes, None)
+                next(strikes, None)
                 time.sleep(_POLL_SECONDS)
-            ended_itself = job.poll() is not None
-            if not ended_itself:
-                self._resume()
-                job.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = job.wait(_LEAVE_SECONDS)
-                ran.ended = "done" if status == 0 and ended_itself else "failed" if ended_itself else "stopped"
+            ran.ended = "stopped"
+            if (status := job.poll()) is not None:
+                ran.ended = "failed" if status else "done"
+            self._signal_all(signal.SIGCONT)
+            job.terminate()
+            job.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            ran.ended = "hung"
         finally:
-            self._kill_all(job)
-        self._look()
+            job.kill()
+            job.wait()
+            self._look()
+            self._signal_all(signal.SIGKILL)
         ran.seconds = round(time.time() - ran.begun, 2)
-        if ran.ended == "failed":
-            ran.error = _why(ran.events) or _tail(self.folder / "job.log")
-        ran.faults += self._passed_steps()
+        errors = [str(each["error"]) for each in ran.events if each.get("error")]
+        ran.error = errors[-1] if errors else ""
+        for file in (self.folder / "steps").glob("*.*"):
+            at = round(file.stat().st_mtime - ran.begun, 3)
+            ran.faults.append({"at": at, "kind": "step", "target": f"at {file.name}", "lasts": 0.0})
         ran.faults.sort(key=lambda fault: float(fault["at"]))
         return ran
 
@@ -183,12 +173,12 @@ class JobRun:
         hook = self.folder / "hook"
         hook.mkdir(parents=True, exist_ok=True)
         (hook / "sitecustomize.py").write_text(effects.HOOK, "utf-8")
-        path = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH")]))
         environment = {
-            **os.environ, "PYTHONPATH": path, "PENSTOCK_HOME": str(self.folder / "home"),
-            FILE_VARIABLE: str(self._events), effects.FILE: str(self.folder / "effects.jsonl"),
-            effects.PROGRAM: str(self._script.parent) + os.sep,
-            **(schedule.environment(self._steps) if schedule is not None else {}),
+            **os.environ, "PYTHONPATH": path,
+            "PENSTOCK_HOME": str(self.folder / "home"), FILE_VARIABLE: str(self._events),
+            effects.FILE: str(self.folder / "effects.jsonl"), effects.PROGRAM: str(self._script.parent) + os.sep,
+            **(schedule.environment(self.folder / "steps") if schedule is not None else {}),
         }  # fmt: skip
         command = penstock_command("run", *(f"-D{key}={value}" for key, value in settings.items()), str(self._script))
         with open(self.folder / "job.log", "ab") as log:
@@ -208,70 +198,50 @@ class JobRun:
         """One fault after the other. Each next value is a look at whether its time has come."""
         for planned in schedule:
             seen, idle = self._epochs(), time.monotonic() + _IDLE_SECONDS
-            while not seen < self._epochs() and (not self._ran.completed() or time.monotonic() < idle):
+            while self._epochs() == seen and (not seen or time.monotonic() < idle):
                 yield
-            due = time.monotonic() + planned.delay
-            while time.monotonic() < due:
-                yield
+            yield from _pause(planned.delay)
+            there = self._processes()
+            found = next(((kind, pid) for kind in planned.targets for pid in reversed(there.get(kind, ()))), None)
             if planned.kind == "restart":
                 done = subprocess.run(shlex.split(restart), capture_output=True, check=False)
-                self._note("restart", f"{restart} (exit status {done.returncode})")
-            elif (found := self._find(planned.targets)) is not None:
-                target, pid = found
-                number = signal.SIGSTOP if planned.kind == "stop" else signal.SIGKILL
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-                    self._note(planned.kind, target, pid=pid, lasts=planned.lasts)
-                due = time.monotonic() + planned.lasts
-                while planned.kind == "stop" and time.monotonic() < due:
-                    yield
-                if planned.kind == "stop":
-                    self._resume()
+                self._note("restart", f"{restart} (exit status {done.returncode})", 0.0)
+            elif found is not None:
+                _signal(found[1], signal.SIGSTOP if planned.kind == "stop" else signal.SIGKILL)
+                self._note(planned.kind, found[0], planned.lasts)
+                yield from _pause(planned.lasts)
+                _signal(found[1], signal.SIGCONT)
 
     def _epochs(self) -> int:
         return sum(each["event"] == "completed" for each in self._ran.events)
 
-    def _note(self, kind: str, target: str, **more: Any) -> None:
+    def _note(self, kind: str, target: str, lasts: float) -> None:
         at = round(time.time() - self._ran.begun, 3)
-        self._ran.faults.append({"at": at, "kind": kind, "target": target, **more})
+        self._ran.faults.append({"at": at, "kind": kind, "target": target, "lasts": lasts})
 
-    def _passed_steps(self) -> list[dict[str, Any]]:
-        """Each step that has struck has left a file."""
-        files = self._steps.iterdir() if self._steps.exists() else ()
-        begun = self._ran.begun
-        return [
-            {"at": round(file.stat().st_mtime - begun, 3), "kind": "step", "target": f"at {file.name}"}
-            for file in files
-        ]  # fmt: skip
-
-    def drivers(self) -> list[int]:
-        """Processes of every driver so far; those that are gone have no members any more."""
-        return [each["pid"] for each in self._ran.events if each["event"] == "supervisor" and "pid" in each]
-
-    def _processes(self) -> Iterator[tuple[str, int]]:
-        drivers = self.drivers()
-        for driver in drivers:
-            for pid in session_members(driver):
-                yield "driver" if pid in drivers else kind_of(command_line(pid) or b""), pid
-
-    def _find(self, targets: Sequence[str]) -> tuple[str, int] | None:
-        there = sorted(self._processes(), key=lambda found: found[1])
-        return next(((kind, pid) for wanted in targets for kind, pid in reversed(there) if kind == wanted), None)
-
-    def _resume(self) -> None:
-        self._signal_all(signal.SIGCONT)
+    def _processes(self) -> dict[str, list[int]]:
+        """What runs for the job, by kind; each driver has a session of its own."""
+        drivers = [each["pid"] for each in self._ran.events if each["event"] == "supervisor" and "pid" in each]
+        found: dict[str, list[int]] = {}
+        for pid in sorted(member for driver in drivers for member in session_members(driver)):
+            found.setdefault("driver" if pid in drivers else kind_of(command_line(pid) or b""), []).append(pid)
+        return found
 
     def _signal_all(self, number: int) -> None:
-        for _, pid in self._processes():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        for pids in self._processes().values():
+            for pid in pids:
+                _signal(pid, number)
 
-    def _kill_all(self, job: subprocess.Popen[bytes]) -> None:
-        self._look()
-        if job.poll() is None:
-            job.kill()
-            job.wait()
-        self._signal_all(signal.SIGKILL)
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _pause(seconds: float) -> Iterator[None]:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
 
 
 def kind_of(command: bytes) -> str:
@@ -280,7 +250,7 @@ def kind_of(command: bytes) -> str:
         return "executor"
     if command.partition(b"\0")[0].endswith(b"java"):
         return "jvm"
-    return "worker" if b"daemon" in command or b"pyspark" in command else "other"
+    return "worker" if b"daemon" in command else "other"
 
 
 def calm_run(drilled: JobRun, ran: Ran, calm: JobRun, seconds: float) -> Ran:
@@ -300,7 +270,7 @@ def copy_input(source: Path, target: Path, last: int) -> None:
     had read up to its epoch `last`."""
     (target / layout.OFFSETS).mkdir(parents=True)
     (target / layout.QUERY_ID).write_text(json.dumps({"id": str(uuid.uuid4())}), "utf-8")
-    for folder in filter(lambda name: (source / name).exists(), (layout.SOURCES, layout.SOURCE_IDS)):
+    for folder in (layout.SOURCES, layout.SOURCE_IDS):
         for file in filter(Path.is_file, (source / folder).rglob("*")):
             copy = target / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -313,28 +283,13 @@ def copy_input(source: Path, target: Path, last: int) -> None:
 def same_cuts(left: SparkLog, right: SparkLog) -> bool:
     """Whether the two runs have read the same rows in the same epochs."""
     epochs = left.next_epoch()[0]
-    if epochs != right.next_epoch()[0]:
-        return False
     pairs = [(left.barrier(epoch), right.barrier(epoch)) for epoch in range(epochs)]
-    return all(mine and other and mine.offsets == other.offsets for mine, other in pairs)
-
-
-def keeps_state(storage: Storage) -> bool:
-    return bool(storage.list(layout.STATE))
+    same = all(mine and other and mine.offsets == other.offsets for mine, other in pairs)
+    return same and epochs == right.next_epoch()[0]
 
 
 def effects_of(*runs: JobRun) -> list[dict[str, str]]:
     """What the program's functions did in these runs, each once."""
-    lines = dict[str, None]()
-    for run in runs:
-        file = run.folder / "effects.jsonl"
-        lines |= dict.fromkeys(file.read_text("utf-8").splitlines() if file.exists() else ())
+    files = [file for run in runs if (file := run.folder / "effects.jsonl").exists()]
+    lines = dict.fromkeys(line for file in files for line in file.read_text("utf-8").splitlines())
     return [json.loads(line) for line in lines]
-
-
-def _why(events: Sequence[Mapping[str, Any]]) -> str:
-    return next((str(each["error"]) for each in reversed(events) if each.get("error")), "")
-
-
-def _tail(file: Path) -> str:
-    return file.read_text("utf-8", errors="replace")[-400:].strip() if file.exists() else ""

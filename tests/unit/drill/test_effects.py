@@ -86,7 +86,7 @@ def noted(folder: Path, *functions: str) -> list[tuple[str, str]]:
 
 
 def test_what_a_function_of_the_program_changes_is_noted_once(tmp_path: Path) -> None:
-    assert noted(tmp_path, "appends", "removes") == [("appends", effects.WRITES), ("removes", effects.WRITES)]
+    assert noted(tmp_path, "appends", "removes") == [("appends", effects.CHANGES), ("removes", effects.CHANGES)]
 
 
 def test_what_changes_nothing_or_is_a_library_s_own_is_not_noted(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_changes_nothing_or_is_a_library_s_own_is_not_noted(tmp_path: Path)
 
 
 def test_a_request_that_changes_something_is_told_from_one_that_asks(tmp_path: Path) -> None:
-    assert noted(tmp_path, "posts", "gets") == [("posts", effects.SENDS)]
+    assert noted(tmp_path, "posts", "gets") == [("posts", effects.CHANGES)]
 
 
 def test_what_cannot_be_known_is_noted_as_a_connection(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.audit.compare import Decided, Finding
 from penstock.drill.run import Ran
-from penstock.drill.verdict import DOUBLED, OTHER_ROWS, Drill, Mistake, Result, differ, is_torn, other_columns, page_of
+from penstock.drill.verdict import OTHER_ROWS, Mistake, Result, differ, is_torn, other_columns, out_of_order, page_of
 from penstock.testing.anomalies import DUPLICATE, LOST, ORDER
 
 pytestmark = pytest.mark.unit
@@ -30,7 +30,7 @@ def test_rows_in_another_order_are_the_same() -> None:
 
 def test_lost_doubled_and_other_rows_are_told_apart_with_examples() -> None:
     assert kinds(table(id=[1, 2]), table(id=[1])) == ["lost"]
-    assert kinds(table(id=[1, 2]), table(id=[1, 2, 2])) == [DOUBLED]
+    assert kinds(table(id=[1, 2]), table(id=[1, 2, 2])) == ["doubled"]
     assert kinds(table(id=[1, 2]), table(id=[1, 3])) == [OTHER_ROWS]
     assert kinds(table(id=[1]), table(id=[1, 3])) == [OTHER_ROWS]
     ((_, why, examples),) = differ(table(id=[1, 2]), table(id=[1, 3]), "the Python function stamp")
@@ -60,8 +60,8 @@ def of_key(*rows: tuple[bytes | None, bytes]) -> pa.Table:
 
 def test_order_is_judged_within_a_key_and_by_rows_that_are_there_once() -> None:
     calm = of_key((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"x"), (b"c", b"y"), (b"c", b"x"))
-    assert list(Drill._order(calm, of_key((b"b", b"1"), (b"a", b"1"), (b"a", b"2"), (b"c", b"y"), (b"c", b"x")))) == []
-    ((kind, _, examples),) = Drill._order(calm, of_key((b"a", b"2"), (b"b", b"1"), (b"a", b"1")))
+    assert list(out_of_order(calm, of_key((b"b", b"1"), (b"a", b"1"), (b"a", b"2"), (b"c", b"y"), (b"c", b"x")))) == []
+    ((kind, _, examples),) = out_of_order(calm, of_key((b"a", b"2"), (b"b", b"1"), (b"a", b"1")))
     assert kind == ORDER
     assert examples
 

@@ -12,7 +12,8 @@ from penstock import Checkpoints, DataGenSource, FileSink, Job
 
 FOLDER = Path(os.environ["PENSTOCK_TEST_DRILLED"])
 INPUT = FOLDER / "input"
-SERVERS = os.environ.get("PENSTOCK_TEST_SERVERS", "")
+SERVERS = os.environ.get("PENSTOCK_TEST_SERVERS", "localhost:9")
+TOPIC = os.environ.get("PENSTOCK_TEST_TOPIC", "numbers")
 ROWS = 6_000
 SEEN = itertools.count()  # in each process
 
