@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.drill import Drilled, drill
+from penstock.testing.drill import Drilled, drill
 from tests.support.servers.broker import Broker
 
 ROOT = Path(__file__).parents[2]

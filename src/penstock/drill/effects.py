@@ -11,10 +11,10 @@ import json
 import os
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-FILE, PROGRAM = "PENSTOCK_DRILL_EFFECTS", "PENSTOCK_DRILL_PROGRAM"
 CHANGES, CONNECTS = "changes", "connects"  # something outside; to something of which it is not known
 
 _EVENTS = {
@@ -26,14 +26,17 @@ _REQUESTS = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
 _CALLERS = ("penstock.engine.", "pyspark.worker")
 _OTHERS = ("penstock.", "pyspark.", "py4j.", "importlib", "tempfile", "logging")
 
-#: What a drilled process loads at its start: Python imports `sitecustomize` by itself where its folder is on the path.
-HOOK = "from penstock.drill.effects import install\ninstall()\n"
+
+def hook_into(folder: Path, file: Path, program: Path) -> str:
+    """What is to be on a process's path: Python imports a module `sitecustomize` from there by itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    call = f"install({str(file)!r}, {str(program.parent) + os.sep!r})"
+    (folder / "sitecustomize.py").write_text(f"from penstock.drill.effects import install\n\n{call}\n", "utf-8")
+    return str(folder)
 
 
-def install() -> None:
-    file, program = os.environ.get(FILE), os.environ.get(PROGRAM)
-    if not file or not program:
-        return
+def install(file: str, program: str) -> None:
+    """Note in `file` what functions do whose code is in the folder `program`."""
     seen, busy = set[str](), threading.local()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

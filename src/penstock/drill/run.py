@@ -170,14 +170,11 @@ class JobRun:
         return ran
 
     def _start(self, schedule: Schedule | None, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        hook = self.folder / "hook"
-        hook.mkdir(parents=True, exist_ok=True)
-        (hook / "sitecustomize.py").write_text(effects.HOOK, "utf-8")
-        path = os.pathsep.join(filter(None, [str(hook), os.environ.get("PYTHONPATH")]))
+        hook = effects.hook_into(self.folder / "hook", self.folder / "effects.jsonl", self._script)
+        path = os.pathsep.join(filter(None, [hook, os.environ.get("PYTHONPATH")]))
         environment = {
             **os.environ, "PYTHONPATH": path,
-            "PENSTOCK_HOME": str(self.folder / "home"), FILE_VARIABLE: str(self._events),
-            effects.FILE: str(self.folder / "effects.jsonl"), effects.PROGRAM: str(self._script.parent) + os.sep,
+            FILE_VARIABLE: str(self._events), "PENSTOCK_HOME": str(self.folder / "home"),
             **(schedule.environment(self.folder / "steps") if schedule is not None else {}),
         }  # fmt: skip
         command = penstock_command("run", *(f"-D{key}={value}" for key, value in settings.items()), str(self._script))

@@ -76,10 +76,7 @@ def noted(folder: Path, *functions: str) -> list[tuple[str, str]]:
     program.parent.mkdir()
     program.write_text(PROGRAM)
     (program.parent / "neighbour.py").write_text("")
-    (folder / "sitecustomize.py").write_text(effects.HOOK)
-    environment = {
-        **os.environ, "PYTHONPATH": str(folder), effects.FILE: str(file), effects.PROGRAM: f"{program.parent}{os.sep}",
-    }  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": effects.hook_into(folder / "hook", file, program)}
     subprocess.run([sys.executable, str(program), str(folder), *functions], env=environment, check=True)
     lines = file.read_text().splitlines() if file.exists() else []
     return [(note["function"], note["kind"]) for note in map(json.loads, lines)]
@@ -99,11 +96,3 @@ def test_a_request_that_changes_something_is_told_from_one_that_asks(tmp_path: P
 
 def test_what_cannot_be_known_is_noted_as_a_connection(tmp_path: Path) -> None:
     assert {kind for _, kind in noted(tmp_path, "connects", "runs")} == {effects.CONNECTS}
-
-
-def test_nothing_is_noted_outside_a_drill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(effects.FILE, raising=False)
-    hooks: list[object] = []
-    monkeypatch.setattr(sys, "addaudithook", hooks.append)
-    effects.install()
-    assert hooks == []
