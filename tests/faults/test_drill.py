@@ -4,16 +4,19 @@ faults, each drawn by a seed; what is asserted depends on none of them."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.testing.drill import Drilled, drill
+from penstock.testing.drill import drill, fixture
 from tests.support.servers.broker import Broker
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "tests" / "support" / "jobs" / "drilled"
 SECONDS = 180.0
+Facts = Mapping[str, Any]
 
 #: For each planted mistake, the kind of the finding, and words that name it.
 PLANTED = {
@@ -44,14 +47,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_jvm: None) -> P
     return tmp_path
 
 
-def run(script: Path, place: Path) -> Drilled:
+def run(script: Path, place: Path) -> Facts:
     return drill(script, "--seed", "1", seconds=SECONDS, html=place / "drill.html")
 
 
-def assert_named(drilled: Drilled, name: str) -> None:
+def assert_named(drilled: Facts, name: str) -> None:
     kind, where, word = PLANTED[name]
-    named = [each for each in drilled.mistakes if (each["kind"], each["where"]) == (kind, where)]
-    assert any(word in each["why"] for each in named), drilled.facts["mistakes"]
+    named = [each for each in drilled["mistakes"] if (each["kind"], each["where"]) == (kind, where)]
+    assert any(word in each["why"] for each in named), drilled["mistakes"]
 
 
 def test_every_job_is_listed() -> None:
@@ -59,11 +62,15 @@ def test_every_job_is_listed() -> None:
     assert len(PLANTED) == len(SOUND) == 12
 
 
-def test_a_mistake_in_the_plan_is_named_before_anything_runs(place: Path) -> None:
-    drilled = run(JOBS / "planted" / "skips_lost_rows.py", place)
+drilling = fixture(SECONDS)
+
+
+def test_a_mistake_in_the_plan_is_named_before_anything_runs(place: Path, drilling: Callable[..., Facts]) -> None:
+    drilled = drilling(JOBS / "planted" / "skips_lost_rows.py")
+    assert "skips_lost_rows" in (place / "drill.html").read_text()
     assert_named(drilled, "skips_lost_rows")
-    assert drilled.facts["status"] == 1
-    assert not drilled.facts["drilled"]["events"]
+    assert drilled["status"] == 1
+    assert not drilled["drilled"]["events"]
 
 
 @pytest.mark.long
@@ -79,9 +86,9 @@ def test_a_planted_mistake_is_named(name: str, place: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in SOUND if name != "topic_to_topic"])
 def test_a_sound_job_is_not_accused(name: str, place: Path) -> None:
     drilled = run(JOBS / "sound" / f"{name}.py", place)
-    assert drilled.mistakes == ()
-    assert drilled.facts["drilled"]["faults"]
-    assert drilled.facts["rows"]
+    assert drilled["mistakes"] == []
+    assert drilled["drilled"]["faults"]
+    assert drilled["rows"]
 
 
 @pytest.mark.long
@@ -98,6 +105,6 @@ def test_a_sound_job_without_end_is_not_accused(place: Path, broker: Broker, mon
         pass
     script = JOBS / "sound" / "topic_to_topic.py"
     drilled = drill(script, "--seed", "1", "--ordered", seconds=SECONDS, html=place / "drill.html")
-    assert drilled.mistakes == ()
-    assert drilled.facts["not_judged"] == []
-    assert drilled.facts["rows"]["out"]
+    assert drilled["mistakes"] == []
+    assert drilled["not_judged"] == []
+    assert drilled["rows"]["out"]

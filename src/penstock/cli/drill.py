@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +45,7 @@ def drill(
     from penstock.drill.run import KINDS
     from penstock.drill.verdict import Drill, page_of
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what the drill has started ends with it
     output, kinds = Output.choose(as_json), [kind.strip() for kind in faults.split(",")]
     if wrong := [kind for kind in kinds if kind not in KINDS[:-1]]:
         raise typer.BadParameter(f"{wrong[0]!r} is none of {', '.join(KINDS[:-1])}.", param_hint="--faults")

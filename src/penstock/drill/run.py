@@ -125,7 +125,7 @@ class JobRun:
 
     def __init__(self, script: Path, name: str, folder: Path, settings: Mapping[str, str]) -> None:
         self.folder, self.suffix = folder, f"_{folder.parent.name}_{folder.name}"
-        self.checkpoint = folder / "checkpoints" / f"{name}-{folder.name}"
+        self.checkpoint = folder / "checkpoints" / f"{name}{self.suffix}"
         self._settings = {**settings, **_SETTINGS, FORK_NAME: self.checkpoint.name, FORK_SUFFIX: self.suffix}
         self._settings["execution.checkpointing.dir"] = str(self.checkpoint.parent)
         self._script, self._events = script.absolute(), folder / "events.jsonl"

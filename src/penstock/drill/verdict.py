@@ -127,7 +127,7 @@ class Drill:
         if any(each.kind == GUARANTEE for each in result.mistakes):
             result.not_judged.append("the job was not run: it does not ask for exactly-once, or cannot give it")
             return result
-        home = folder or Path(tempfile.mkdtemp(prefix="penstock-drill-"))
+        home = Path(tempfile.mkdtemp(prefix="drill-", dir=folder))  # its name is that of the outputs, too
         hard, calm = (JobRun(self._script, self._job.name, home / name, self._settings) for name in ("hard", "calm"))
         sinks = [sink.redirected(run.suffix) for sink in self._job._sinks.values() for run in (hard, calm)]
         result.left_behind = [sink.describe() for sink in sinks]
