@@ -57,6 +57,7 @@ _SETTINGS = {
     "restart-strategy.fixed-delay.attempts": "1000",
     "restart-strategy.fixed-delay.delay": "100ms",
     "execution.checkpointing.num-retained": "1000",
+    "rest.port": "0",
 }
 #: For a calm run that ends after its first epoch: the next one never begins.
 _ONE_EPOCH = {

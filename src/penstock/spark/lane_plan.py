@@ -240,6 +240,11 @@ def python_functions(frame: DataFrame) -> list[str]:
     return list(dict.fromkeys(map(str, found)))
 
 
+def works_on_batches(frame: DataFrame) -> bool:
+    """Whether a function of the program gets several rows at once, and may depend on which."""
+    return "MapIn" in str(frame._jdf.queryExecution().analyzed().toString())
+
+
 def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
     """Options of the plan's streams that let Spark go on past rows that it should have read."""
     leaves = [leaf for leaf in streams_of(frame) if _kind(leaf) == "StreamingRelationV2"]
