@@ -127,6 +127,8 @@ class Drill:
         if any(each.kind == GUARANTEE for each in result.mistakes):
             result.not_judged.append("the job was not run: it does not ask for exactly-once, or cannot give it")
             return result
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         home = Path(tempfile.mkdtemp(prefix="drill-", dir=folder))  # its name is that of the outputs, too
         hard, calm = (JobRun(self._script, self._job.name, home / name, self._settings) for name in ("hard", "calm"))
         sinks = [sink.redirected(run.suffix) for sink in self._job._sinks.values() for run in (hard, calm)]
