@@ -235,35 +235,30 @@ def _table(values: Iterable[Sequence[Any]], columns: Columns, rows: int) -> pa.T
 
 def rows_of(sink: Any) -> pa.Table | None:
     """Every visible row of a sink, whoever wrote it; in the order of each partition for Kafka, and in none elsewhere.
-    None for a kind of sink that has no reader."""
-    kind, tables = type(sink).__name__, list[pa.Table]()
-    match kind:
+    None for a kind of sink that has no reader. Columns of databases are text."""
+    match type(sink).__name__:
         case "FileSink":
             names, read = _folder(sink)
-            found = (_table_of_file(sink, read(name), name) for name in names)
-            tables = [table for table in found if table is not None]
-        case "DeltaSink" | "IcebergSink":
-            newest, _ = _delta(sink) if kind == "DeltaSink" else _iceberg(sink)
-            tables = [each() for each in newest.values()]
+            found = [_table_of_file(sink, read(name), name) for name in names]
+        case "DeltaSink":
+            found = [read_file() for read_file in _delta(sink)[0].values()]
+        case "IcebergSink":
+            found = [read_file() for read_file in _iceberg(sink)[0].values()]
         case "KafkaSink":
-            return rows_of_topic(sink)
+            found = [rows_of_topic(sink)]
         case "PostgresSink":
             import psycopg
 
-            with psycopg.connect(sink.server.libpq()) as connection:
-                return _selected(connection.execute(f"SELECT * FROM {sink.place.target}"))
+            found = [_selected(psycopg.connect(sink.server.libpq()), str(sink.place.target))]
         case "MySqlSink":
-            with closing(_connect_mysql(sink)) as connection, connection.cursor() as cursor:
-                database, table = sink.target
-                cursor.execute(f"SELECT * FROM `{database}`.`{table}`")
-                return _selected(cursor)
+            found = [_selected(_connect_mysql(sink), ".".join(f"`{name}`" for name in sink.target))]
         case _:
             return None
-    return (
-        pa.concat_tables(tables, promote_options="default") if tables else pa.table({"value": pa.array([], "binary")})
-    )
+    return pa.concat_tables([each for each in found if each is not None] or [pa.table({})], promote_options="default")
 
 
-def _selected(cursor: Any) -> pa.Table:
-    rows = [[str(value) for value in row] for row in cursor.fetchall()]
-    return pa.table({column[0]: [row[at] for row in rows] for at, column in enumerate(cursor.description)})
+def _selected(connection: Any, table: str) -> pa.Table:
+    with closing(connection), closing(connection.cursor()) as cursor:
+        cursor.execute(f"SELECT * FROM {table}")
+        rows = [[None if value is None else str(value) for value in row] for row in cursor.fetchall()]
+        return pa.table({column[0]: [row[at] for row in rows] for at, column in enumerate(cursor.description)})
