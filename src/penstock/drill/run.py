@@ -141,6 +141,7 @@ class JobRun:
     ) -> Ran:  # fmt: skip
         """Until the job is done, `enough` has happened, or the time is over: then it is stopped as by its user."""
         ran, end = self._ran, time.monotonic() + seconds
+        ran.begun = time.time()
         job = self._start(schedule, {**self._settings, **(settings or {})})
         strikes = self._strike(schedule, restart) if schedule is not None else iter(())
         try:

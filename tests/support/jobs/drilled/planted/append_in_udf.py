@@ -5,6 +5,7 @@ from pyspark.sql import functions as f
 from tests.support.jobs.drilled.place import FOLDER, files, make_job, numbers
 
 job = make_job("append_in_udf")
+rows = job.read(numbers(), uid="numbers")
 
 
 @f.udf("bigint")
@@ -14,4 +15,4 @@ def note(id: int) -> int:
     return id
 
 
-job.write(job.read(numbers(), uid="numbers").select(note("id").alias("id")), files(), uid="out")
+job.write(rows.select(note("id").alias("id")), files(), uid="out")

@@ -7,6 +7,7 @@ from pyspark.sql import functions as f
 from tests.support.jobs.drilled.place import files, make_job, numbers
 
 job = make_job("post_in_udf")
+rows = job.read(numbers(), uid="numbers")
 
 
 @f.udf("bigint")
@@ -28,4 +29,4 @@ class _Deaf:
         pass
 
 
-job.write(job.read(numbers(), uid="numbers").select(alert("id").alias("id")), files(), uid="out")
+job.write(rows.select(alert("id").alias("id")), files(), uid="out")

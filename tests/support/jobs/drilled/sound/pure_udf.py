@@ -5,5 +5,6 @@ from pyspark.sql import functions as f
 from tests.support.jobs.drilled.place import files, make_job, numbers
 
 job = make_job("pure_udf")
+rows = job.read(numbers(), uid="numbers")
 square = f.udf(lambda number: number * number, "bigint")
-job.write(job.read(numbers(), uid="numbers").select("id", square("id").alias("square")), files(), uid="out")
+job.write(rows.select("id", square("id").alias("square")), files(), uid="out")

@@ -8,6 +8,7 @@ from pyspark.sql import functions as f
 from tests.support.jobs.drilled.place import INPUT, files, make_job, numbers
 
 job = make_job("reads_a_file")
+rows = job.read(numbers(), uid="numbers")
 
 
 @functools.cache
@@ -21,4 +22,4 @@ def known(id: int) -> int:
     return id + table()
 
 
-job.write(job.read(numbers(), uid="numbers").select("id", known("id").alias("known")), files(), uid="out")
+job.write(rows.select("id", known("id").alias("known")), files(), uid="out")

@@ -2,7 +2,7 @@
 
 from tests.support.jobs.drilled.place import files, make_job, numbers
 
-job = make_job("pandas")
+job = make_job("by_batch")
 
 
 def double(batches):  # type: ignore[no-untyped-def]
