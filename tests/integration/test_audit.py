@@ -63,7 +63,7 @@ class Case:
         run_all(self.job)
 
     def rows(self) -> int:
-        """As the drill reads them: every one, whoever wrote it."""
+        """As the drill reads them: every one, of any writer."""
         table = rows_of(self.job._sinks["out"])
         assert table is not None
         return int(table.num_rows)

@@ -234,7 +234,7 @@ def _table(values: Iterable[Sequence[Any]], columns: Columns, rows: int) -> pa.T
 
 
 def rows_of(sink: Any) -> pa.Table | None:
-    """Every visible row of a sink, whoever wrote it; in the order of each partition for Kafka, and in none elsewhere.
+    """Every visible row of a sink, of any writer; in the order of each partition for Kafka, and in none elsewhere.
     None for a kind of sink that has no reader. Columns of databases are text."""
     match type(sink).__name__:
         case "FileSink":

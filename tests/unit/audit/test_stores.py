@@ -60,7 +60,7 @@ def test_columns_that_cannot_be_hashed_are_counted() -> None:
     assert (missing.rows, missing.sums) == (1, [])
 
 
-def test_every_row_of_a_folder_whoever_wrote_it(tmp_path: Path) -> None:
+def test_every_row_of_a_folder_of_any_writer(tmp_path: Path) -> None:
     (tmp_path / FINAL.format("json")).write_bytes(b'{"a":1}\n')
     (tmp_path / "by_hand.json").write_bytes(b'{"a":2}\n{"a":3}\n')
     (tmp_path / "_temporary.json").write_bytes(b'{"a":4}\n')

@@ -38,6 +38,11 @@ def test_lost_doubled_and_other_rows_are_told_apart_with_examples() -> None:
     assert examples == ["3, calm: 2"]
 
 
+def test_the_last_digits_of_a_float_are_no_difference() -> None:
+    assert kinds(table(sum=[0.1 + 0.2 + 0.3]), table(sum=[0.3 + 0.2 + 0.1])) == []
+    assert kinds(table(at=[1795124056.1234]), table(at=[1795124056.1251])) == [OTHER_ROWS]
+
+
 def test_a_column_that_differs_is_named() -> None:
     left, right = table(id=[1, 2], at=[1.5, 2.5]), table(id=[1, 2], at=[1.75, 2.5])
     assert other_columns(left, right) == ["at"]

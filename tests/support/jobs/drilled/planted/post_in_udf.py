@@ -23,7 +23,7 @@ def alert(id: int) -> int:
 
 
 class _Deaf:
-    """Nobody listens; the request is sent all the same."""
+    """No server listens; the request is sent all the same."""
 
     def sendall(self, data: bytes) -> None:
         pass
