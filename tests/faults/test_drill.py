@@ -104,7 +104,7 @@ def test_a_sound_job_without_end_is_not_accused(place: Path, broker: Broker, mon
     for _ in produce(broker.servers, topic, ((f"key {row % 20}", f"row {row}") for row in range(40_000)), 0):
         pass
     script = JOBS / "sound" / "topic_to_topic.py"
-    drilled = drill(script, "--seed", "1", "--ordered", seconds=120, html=place / "drill.html")
+    drilled = drill(script, "--seed", "1", "--ordered", seconds=100, html=place / "drill.html")
     assert drilled["mistakes"] == []
     assert drilled["not_judged"] == []
     assert drilled["rows"]["out"]

@@ -1,98 +1,72 @@
-"""Which of the things that functions of a program do are noted."""
+"""What counts as an effect, and whose it is."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
 
-from penstock.drill import effects
+from penstock.drill.effects import CHANGES, CONNECTS, effect_of, own_function
 
 pytestmark = pytest.mark.unit
 
-PROGRAM = """
-import http.client, logging, os, socket, subprocess, sys, tempfile
-
-def reads():
-    open(__file__).close()
-
-def appends():
-    open(FOLDER + "/sent.txt", "a").close()
-    open(FOLDER + "/sent.txt", "a").close()
-
-def removes():
-    os.remove(FOLDER + "/sent.txt")
-
-def temporary():
-    tempfile.TemporaryFile("w").close()
-
-def logs():
-    logging.FileHandler(FOLDER + "/log.txt").close()
-
-def imports():
-    import neighbour
-
-def posts():
-    connection = http.client.HTTPConnection("127.0.0.1", 9)
-    connection.sock = Deaf()
-    connection.request("POST", "/", b"{}")
-
-def gets():
-    connection = http.client.HTTPConnection("127.0.0.1", 9)
-    connection.sock = Deaf()
-    connection.request("GET", "/")
-
-def connects():
-    with socket.socket() as connection:
-        connection.settimeout(0.1)
-        try:
-            connection.connect(("127.0.0.1", 9))
-        except OSError:
-            pass
-
-def runs():
-    subprocess.run([sys.executable, "-V"], stdout=subprocess.DEVNULL)
-
-class Deaf:
-    def sendall(self, data):
-        pass
-
-FOLDER = sys.argv[1]
-open(FOLDER + "/of_the_program.txt", "w").close()
-engine = {"__name__": "penstock.engine.preparation"}
-exec("def call(function):\\n    function()", engine)
-for name in sys.argv[2:]:
-    engine["call"](globals()[name])
-reads(), appends()
-"""
+PROGRAM = "/home/user/jobs/"
 
 
-def noted(folder: Path, *functions: str) -> list[tuple[str, str]]:
-    program, file = folder / "program" / "job.py", folder / "effects.jsonl"
-    program.parent.mkdir()
-    program.write_text(PROGRAM)
-    (program.parent / "neighbour.py").write_text("")
-    environment = {**os.environ, "PYTHONPATH": effects.hook_into(folder / "hook", file, program)}
-    subprocess.run([sys.executable, str(program), str(folder), *functions], env=environment, check=True)
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [(note["function"], note["kind"]) for note in map(json.loads, lines)]
+@pytest.mark.parametrize(
+    ("event", "arguments", "effect"),
+    [
+        ("open", ("/tmp/sent", "a", os.O_WRONLY | os.O_APPEND), (CHANGES, "writes /tmp/sent")),
+        ("open", (b"/tmp/sent", None, os.O_RDWR), (CHANGES, "writes /tmp/sent")),
+        ("open", ("/tmp/sent", "r", os.O_RDONLY), None),
+        ("open", ("/dev/null", "w", os.O_WRONLY), None),
+        ("open", (3, "w", os.O_WRONLY), None),
+        ("os.remove", ("/tmp/sent", -1), (CHANGES, "removes /tmp/sent")),
+        ("http.client.send", (None, b"POST /alert HTTP/1.1\r\n"), (CHANGES, "sends a POST request")),
+        ("http.client.send", (None, b"GET /alert HTTP/1.1\r\n"), None),
+        ("http.client.send", (None, b"POSTED"), None),
+        ("socket.connect", (None, ("db", 5432)), (CONNECTS, "calls ('db', 5432)")),
+        ("import", ("json", None), None),
+    ],
+)
+def test_what_is_an_effect(event: str, arguments: tuple[Any, ...], effect: object) -> None:
+    assert effect_of(event, arguments) == effect
 
 
-def test_what_a_function_of_the_program_changes_is_noted_once(tmp_path: Path) -> None:
-    assert noted(tmp_path, "appends", "removes") == [("appends", effects.CHANGES), ("removes", effects.CHANGES)]
+def called_through(*frames: tuple[str, str]) -> str | None:
+    """What `own_function` says inside functions of these modules and files, the outermost first."""
+    function: Any = lambda: own_function(sys._getframe(1), PROGRAM)  # noqa: E731
+    for number, (module, file) in enumerate(reversed(frames)):
+        names: dict[str, Any] = {"__name__": module, "inner": function}
+        exec(compile(f"def f{number}():\n    return inner()", file, "exec"), names)
+        function = names[f"f{number}"]
+    assert isinstance(function, FunctionType)
+    return function()
 
 
-def test_what_changes_nothing_or_is_a_library_s_own_is_not_noted(tmp_path: Path) -> None:
-    assert noted(tmp_path, "reads", "temporary", "logs", "imports") == []
+ENGINE, WORKER = ("penstock.engine.preparation", "/site/engine.py"), ("pyspark.worker", "/site/worker.py")
+OWN, HTTP = ("__main__", f"{PROGRAM}job.py"), ("http.client", "/lib/client.py")
 
 
-def test_a_request_that_changes_something_is_told_from_one_that_asks(tmp_path: Path) -> None:
-    assert noted(tmp_path, "posts", "gets") == [("posts", effects.CHANGES)]
+@pytest.mark.parametrize("caller", [ENGINE, WORKER])
+def test_a_function_of_the_program_is_named_also_through_a_library(caller: tuple[str, str]) -> None:
+    assert called_through(caller, OWN) == "f0"
+    assert called_through(caller, OWN, HTTP) == "f1"
 
 
-def test_what_cannot_be_known_is_noted_as_a_connection(tmp_path: Path) -> None:
-    assert {kind for _, kind in noted(tmp_path, "connects", "runs")} == {effects.CONNECTS}
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (OWN,),  # the program itself, before the job runs
+        (OWN, ENGINE),  # the engine, which the program has called
+        (ENGINE, OWN, ENGINE),  # what the engine does for a function
+        (WORKER, OWN, ("importlib._bootstrap", "<frozen>")),
+        (WORKER, OWN, ("tempfile", "/lib/tempfile.py")),
+        (WORKER, ("library", f"{PROGRAM}.venv/lib/site-packages/library.py")),
+    ],
+)
+def test_what_is_not_a_function_s_own(frames: tuple[tuple[str, str], ...]) -> None:
+    assert called_through(*frames) is None
