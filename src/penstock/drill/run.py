@@ -254,14 +254,17 @@ def kind_of(command: bytes) -> str:
 
 def calm_run(drilled: JobRun, ran: Ran, calm: JobRun, seconds: float) -> Ran:
     """The same program over the same input, without faults: to its end where it has one, and else in one epoch, from
-    where the drilled run began to where it ended."""
+    where the drilled run began to where it ended. Only where it has `ended` as done, it has read just that."""
     if ran.ended == "done":
         return calm.run(seconds)
     ends = {query.uid: query.log.next_epoch()[0] - 1 for query in drilled.ledgers().queries}
     wanted = {uid for uid, last in ends.items() if last >= 0}
     for uid in wanted:
         copy_input(drilled.checkpoint / uid / layout.FIRST, calm.checkpoint / uid / layout.FIRST, ends[uid])
-    return calm.run(seconds, enough=lambda now: wanted <= now.completed().keys(), settings=_ONE_EPOCH)
+    calm_ran = calm.run(seconds, enough=lambda now: wanted <= now.completed().keys(), settings=_ONE_EPOCH)
+    if {uid: calm_ran.completed().get(uid) for uid in wanted} == dict.fromkeys(wanted, 0):
+        calm_ran.ended = "done"
+    return calm_ran
 
 
 def copy_input(source: Path, target: Path, last: int) -> None:

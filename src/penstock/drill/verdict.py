@@ -173,12 +173,11 @@ class Drill:
 
     def _compare(self, hard: JobRun, calm: JobRun, waiting: Collection[str]) -> None:
         """Beside the calm run."""
-        ran = self._result.calm
-        if ran.ended not in ("done", "stopped") or not ran.completed():
-            self._result.not_judged.append(f"the calm run did not end in its time: {ran.error}")
+        if self._result.calm.ended != "done":
+            self._result.not_judged.append(f"the calm run did not end in its time: {self._result.calm.error}")
             return
         logs = {query.uid: query.log for query in calm.ledgers().queries}
-        for query in hard.ledgers().queries:
+        for query in (each for each in hard.ledgers().queries if each.log.next_epoch()[0]):
             plan, keeps_state = self._job._plans[query.uid], bool(query.log.storage.list(layout.STATE))
             by_epoch = keeps_state or not plan.as_it_is or works_on_batches(plan.frame)
             open_question = by_epoch and not same_cuts(query.log, logs[query.uid])

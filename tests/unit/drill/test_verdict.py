@@ -10,7 +10,17 @@ import pytest
 
 from penstock.audit.compare import Decided, Finding
 from penstock.drill.run import Ran
-from penstock.drill.verdict import OTHER_ROWS, Mistake, Result, differ, is_torn, other_columns, out_of_order, page_of
+from penstock.drill.verdict import (
+    OTHER_ROWS,
+    Drill,
+    Mistake,
+    Result,
+    differ,
+    is_torn,
+    other_columns,
+    out_of_order,
+    page_of,
+)
 from penstock.testing.anomalies import DUPLICATE, LOST, ORDER
 
 pytestmark = pytest.mark.unit
@@ -76,6 +86,16 @@ def test_an_epoch_is_torn_where_other_rows_of_it_are_visible() -> None:
     assert is_torn(Finding(LOST, "q", "out", 10, "", 1, 0), decided)
     assert not is_torn(Finding(LOST, "q", "out", 20, "", 1, None), decided)
     assert not is_torn(Finding(DUPLICATE, "q", "out", 10, "", 1, 0), decided)
+
+
+@pytest.mark.parametrize("ended", ["stopped", "failed", "hung"])
+def test_a_calm_run_that_has_not_read_the_same_input_is_no_witness(ended: str) -> None:
+    result = Result("job", 7, calm=Ran(ended, "no memory"))
+    drill = Drill.__new__(Drill)
+    drill._result = result
+    drill._compare(None, None, ())  # type: ignore[arg-type]
+    assert result.mistakes == []
+    assert result.not_judged == ["the calm run did not end in its time: no memory"]
 
 
 def test_the_status_accuses_only_for_mistakes() -> None:
