@@ -28,7 +28,7 @@ PLANTED = {
     "chance_in_plan": ("not repeatable", "query out", "uuid()"),
     "memory_of_worker": ("other rows", "sink out", "in number "),
     "source_without_memory": ("other rows", "sink out", "source sensor"),
-    "skips_lost_rows": ("guarantee", "query out", "failondataloss=false"),
+    "skips_lost_rows": ("guarantee", "query out", "failOnDataLoss=false"),
     "tolerates_loss": ("guarantee", "source numbers", "failOnDataLoss=false"),
     "cannot_replay": ("guarantee", "source lines", "at_most_once"),
     "ignores_missing_files": ("guarantee", "source rows", "ignoreMissingFiles"),

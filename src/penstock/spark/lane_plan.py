@@ -223,7 +223,7 @@ _CHANGING = {
     "Rand", "Randn", "RandStr", "Uniform", "Uuid", "Shuffle", "MonotonicallyIncreasingID", "SparkPartitionID",
     "CallMethodViaReflection", "CurrentTimestamp", "Now", "CurrentDate", "CurrentTime", "LocalTimestamp", "PythonUDF",
 }  # fmt: skip
-_LOSING = {"failondataloss": "false", "ignoremissingfiles": "true", "ignorecorruptfiles": "true"}
+_LOSING = {"failOnDataLoss": "false", "ignoreMissingFiles": "true", "ignoreCorruptFiles": "true"}
 
 
 def changing_functions(frame: DataFrame) -> list[str]:
@@ -248,7 +248,8 @@ def works_on_batches(frame: DataFrame) -> bool:
 def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
     """Options of the plan's streams that let Spark go on past rows that it should have read."""
     leaves = [leaf for leaf in streams_of(frame) if _kind(leaf) == "StreamingRelationV2"]
-    return [item for leaf in leaves for item in _LOSING.items() if leaf.extraOptions().get(item[0]) == item[1]]
+    found = [(name, str(leaf.extraOptions().get(name)).lower()) for leaf in leaves for name in _LOSING]
+    return [(name, value) for name, value in found if value == _LOSING[name]]
 
 
 def _expressions(frame: DataFrame) -> Iterator[Any]:
