@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from penstock import Checkpoints, DeltaSink, FileSink, IcebergSink, Job, KafkaSink, MySqlSink, PostgresSink
 from penstock.audit.compare import CHANGED, NO_LONGER, NOT_PROVABLE
 from penstock.audit.report import Audit, Report
+from penstock.audit.stores import rows_of
 from penstock.checkpoint.layout import seal, unseal
 from penstock.cli.audit import columns_of
 from penstock.contracts.sink import TwoPhaseSink
@@ -63,6 +64,12 @@ class Case:
 
     def run(self) -> None:
         run_all(self.job)
+
+    def rows(self) -> int:
+        """As the drill reads them: every one, of any writer."""
+        table = rows_of(self.job._sinks["out"])
+        assert table is not None
+        return int(table.num_rows)
 
     def audit(self) -> Audit:
         return Audit(JobLedgers.at(str(self.folder), self._session), self.job._sinks, columns_of(self.job))
@@ -115,6 +122,7 @@ def test_kafka(build: Build, kafka: Kafka) -> None:
     assert (report.status, report.findings) == (0, []), report.findings
     [entry] = report.sinks
     assert (entry["rows"], entry["first_epoch"], entry["last_epoch"]) == (ROWS, 0, 2)
+    assert case.rows() == ROWS
 
     # Spark has not completed the last epoch yet: its rows are visible, and nothing is claimed of them.
     log = case.folder / "out/spark"
@@ -187,6 +195,7 @@ def test_files(build: Build, tmp_path: Path, form: Any) -> None:
     columns = {name: text for name, text in TYPED.items() if form != "csv" or name != "raw"}
     case = build(FileSink(str(folder), format=form), columns)
     assert case.facts() == []
+    assert case.rows() == ROWS
     writer, payload = next(iter(case.writers(2).items()))
     path = folder / payload["final"]
     original = path.read_bytes()
@@ -229,6 +238,7 @@ def test_postgres(build: Build, postgres: Postgres, mode: Any) -> None:
         assert [fact[0] for fact in case.facts()] == [NOT_PROVABLE]
         return
     assert case.facts() == []
+    assert case.rows() == ROWS
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute(f"INSERT INTO {table} SELECT * FROM {table} WHERE id = 250")
         [(kind, epoch, writer, rows)] = case.facts()
@@ -250,6 +260,7 @@ def test_mysql_is_compared_by_the_table(build: Build, mariadb: MariaDb) -> None:
     table = f"audit_{uuid.uuid4().hex[:8]}"
     case = build(MySqlSink(**mariadb.login, database="test", table=table))
     assert case.facts() == []
+    assert case.rows() == ROWS
     with (
         pymysql.connect(**mariadb.login, database="test", autocommit=True) as connection,
         connection.cursor() as cursor,
@@ -281,6 +292,7 @@ def test_tables(build: Build, tmp_path: Path, table: Any) -> None:
     sink, delete, compact = table(tmp_path / "tables")
     case = build(sink)
     assert case.facts() == []
+    assert case.rows() == ROWS
     if compact is not None:
         compact()
         assert case.facts() == [], "every row is in the table still, in another file"

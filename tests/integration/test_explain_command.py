@@ -73,3 +73,41 @@ def test_what_a_standby_costs_is_said(script: Path, kafka: Kafka, monkeypatch: p
     monkeypatch.setenv("PENSTOCK_OPTIONS", json.dumps({"high-availability.standby": "true"}))
     told = CliRunner().invoke(app, ["explain", str(script)], catch_exceptions=False)
     assert "twice the memory of a driver" in " ".join(told.output.split())
+
+
+OWN_SOURCE = """
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+
+from penstock import Checkpoints, FileSink, Job
+
+
+class Own(DataSource):
+    def schema(self):
+        return "id bigint"
+
+    def simpleStreamReader(self, schema):
+        return Reader()
+
+
+class Reader(SimpleDataSourceStreamReader):
+    def initialOffset(self):
+        return {{"at": 0}}
+
+    def read(self, start):
+        return iter([]), start
+
+
+job = Job("own", checkpoints=Checkpoints(storage={folder!r} + "/checkpoints"))
+job.spark.dataSource.register(Own)
+rows = job.read(job.spark.readStream.format("Own"), uid="own", replayable=True)
+job.write(rows, FileSink({folder!r} + "/out"), uid="out")
+"""
+
+
+def test_a_source_that_the_job_s_file_defines(session: SparkSession, tmp_path: Path) -> None:
+    """Workers plan it, and cannot import the file."""
+    script = tmp_path / "job.py"
+    script.write_text(OWN_SOURCE.format(folder=str(tmp_path)))
+    told = CliRunner().invoke(app, ["explain", str(script), "--json"], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    assert [one["name"] for one in json.loads(told.stdout)] == ["own", "spark", "out"]

@@ -28,6 +28,7 @@ from penstock.engine.hashing import I64, Values
 from penstock.errors import SystemUnavailable
 from penstock.kafka.connections import Connections, kafka_python
 from penstock.kafka.log import Batch, Place, batches, fetch, find_places
+from penstock.kafka.settings import for_librdkafka
 
 _CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
 _SNAPPY, _TRANSACTIONAL = 2, 0x10
@@ -174,6 +175,34 @@ class KafkaReader:
         Part.add_all(parts, counts, columns, keep=self._hashed < KEPT_HASHES)
         self._hashed += rows
         self._waiting.clear()
+
+
+def rows_of_topic(sink: Any) -> pa.Table:
+    """Key and value of every committed row, in the order of each partition."""
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    own = {"group.id": "penstock-drill", "isolation.level": "read_committed", "enable.partition.eof": True}
+    reader = Consumer({**for_librdkafka(sink.servers, sink.options), **own, "enable.auto.commit": False})
+    rows: dict[int | None, list[tuple[bytes | None, bytes | None]]] = {}
+    try:
+        numbers = list(reader.list_topics(sink.topic, _SECONDS).topics[sink.topic].partitions)
+        reader.assign([TopicPartition(sink.topic, number, -2) for number in numbers])
+        open_ends: set[int | None] = {*numbers}
+        while open_ends:
+            message = reader.poll(_SECONDS)
+            fault = message.error() if message is not None else None
+            if message is not None and fault is None:
+                rows.setdefault(message.partition(), []).append((message.key(), message.value()))
+            elif message is not None and fault is not None and fault.code() == KafkaError._PARTITION_EOF:
+                open_ends.discard(message.partition())
+            else:
+                raise SystemUnavailable(f"{sink.topic} cannot be read: {fault}.", to_do="see whether its brokers run.")
+    finally:
+        reader.close()
+    all_rows = [row for of_partition in rows.values() for row in of_partition]
+    return pa.table(
+        {name: pa.array([row[at] for row in all_rows], pa.binary()) for at, name in ((0, "key"), (1, "value"))}
+    )
 
 
 def _describe(topic: str, admin: Any) -> list[Partition]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.audit.compare import Decided, Later, Part, Visible
+from penstock.audit.kafka import rows_of_topic
 from penstock.engine.hashing import values_of
 from penstock.storage.open import task_tree
 from penstock.storage.s3 import S3Folder
@@ -50,12 +51,12 @@ def part_of(table: pa.Table, where: str, columns: Columns = ()) -> Part:
 
 def read_files(sink: Any, decided: Sequence[Decided], columns: Columns, later: Later) -> Visible:
     visible, epochs = Visible(), [writer.epoch for writer in decided]
-    place: Any = S3Folder(sink.path, endpoint=sink.endpoint, region=sink.region) if sink.on_s3 else task_tree(sink.path)
+    names, read = _folder(sink)
     finals = {str(writer.payload.get("final")): visible.group(writer) for writer in decided}
-    for name in place.names("") if sink.on_s3 else place.file_names(""):
+    for name in names:
         own = _OWN_FILE.fullmatch(name)
         asked = own is None or (unquote(own["uid"]) == decided[0].sink and int(own["epoch"]) in epochs)
-        data = _if_there(partial(place.read, name)) if asked and "/" not in name and name[0] not in "_." else None
+        data = _if_there(partial(read, name)) if asked else None
         if data is not None and name in finals:
             visible.parts[finals[name]] = _part_of_file(sink, data, name)
         elif data is not None:
@@ -65,20 +66,33 @@ def read_files(sink: Any, decided: Sequence[Decided], columns: Columns, later: L
     return visible
 
 
+def _folder(sink: Any) -> tuple[list[str], Callable[[str], bytes]]:
+    """The files that readers of the folder see, and a way to read one."""
+    place: Any = S3Folder(sink.path, endpoint=sink.endpoint, region=sink.region) if sink.on_s3 else task_tree(sink.path)
+    names = place.names("") if sink.on_s3 else place.file_names("")
+    return [name for name in names if "/" not in name and name[0] not in "_."], place.read
+
+
 def _part_of_file(sink: Any, data: bytes, name: str) -> Part:
+    table = _table_of_file(sink, data, name)
+    return Part(name) if table is None else part_of(table, name)
+
+
+def _table_of_file(sink: Any, data: bytes, name: str) -> pa.Table | None:
+    """None for no file of this format: its readers get no row from it."""
     try:
         if sink.format == "parquet":
-            return part_of(pq.read_table(io.BytesIO(data)), name)
+            return pq.read_table(io.BytesIO(data))
         codec = {".gz": "gzip", "bz2": "bz2"}.get(name[-3:])
         plain = pa.input_stream(pa.py_buffer(data), compression=codec).read() if codec else data
     except (pa.ArrowException, OSError):
-        return Part(name)  # no file of this format, so its readers get no row from it
+        return None
     end = sink.options.get("lineSep", "\n").encode()
     lines = plain.split(end)[:-1]
     if sink.format == "csv" and b'"' in plain and end == b"\n":
         lines = [line[:-1] for line in _CSV_ROW.findall(plain)]
     header = sink.format == "csv" and sink.options.get("header", "false").lower() == "true"
-    return part_of(pa.table({"value": pa.array(lines[header:], pa.large_binary())}), name)
+    return pa.table({"value": pa.array(lines[header:], pa.large_binary())})
 
 
 def read_table(sink: Any, decided: Sequence[Decided], columns: Columns, later: Later) -> Visible:
@@ -179,12 +193,7 @@ def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns, later: L
 
     database, table = sink.target
     names = ", ".join("`" + field.name.replace("`", "``") + "`" for field in columns) or "1"
-    with closing(
-        pymysql.connect(
-            host=sink.host, port=sink.port, user=sink.user, password=sink.password, database=database,
-            charset="utf8mb4", init_command="SET time_zone = '+00:00'", **sink.options,
-        )
-    ) as connection:  # fmt: skip
+    with closing(_connect_mysql(sink)) as connection:
         cursor: Any = connection.cursor(pymysql.cursors.SSCursor)
         cursor.execute(f"SELECT '', {names} FROM `{database}`.`{table}`")
         parts = _by_first(cursor, columns, f"{database}.{table}")
@@ -192,6 +201,15 @@ def read_mysql(sink: Any, decided: Sequence[Decided], columns: Columns, later: L
         return Visible(unprovable="only whole tables can be compared, and an epoch is under way: stop the job first")
     exact = bool(columns) and not any(pa.types.is_float32(field.type) for field in columns)  # it shows six digits
     return Visible(parts=parts, group=lambda writer: "", trusted=exact)
+
+
+def _connect_mysql(sink: Any) -> Any:
+    import pymysql
+
+    return pymysql.connect(
+        host=sink.host, port=sink.port, user=sink.user, password=sink.password, database=sink.target[0],
+        charset="utf8mb4", init_command="SET time_zone = '+00:00'", **sink.options,
+    )  # fmt: skip
 
 
 def _by_first(cursor: Any, columns: Columns, where: str) -> dict[Hashable, Part]:
@@ -213,3 +231,34 @@ def _table(values: Iterable[Sequence[Any]], columns: Columns, rows: int) -> pa.T
         return pa.table({field.name: pa.array(of) for field, of in zip(columns, values, strict=True)})
     except (ValueError, TypeError, pa.ArrowException):
         return pa.table({"": pa.nulls(rows)})  # they can only be counted
+
+
+def rows_of(sink: Any) -> pa.Table | None:
+    """Every visible row of a sink, of any writer; in the order of each partition for Kafka, and in none elsewhere.
+    None for a kind of sink that has no reader. Columns of databases are text."""
+    match type(sink).__name__:
+        case "FileSink":
+            names, read = _folder(sink)
+            found = [_table_of_file(sink, read(name), name) for name in names]
+        case "DeltaSink":
+            found = [read_file() for read_file in _delta(sink)[0].values()]
+        case "IcebergSink":
+            found = [read_file() for read_file in _iceberg(sink)[0].values()]
+        case "KafkaSink":
+            found = [rows_of_topic(sink)]
+        case "PostgresSink":
+            import psycopg
+
+            found = [_selected(psycopg.connect(sink.server.libpq()), str(sink.place.target))]
+        case "MySqlSink":
+            found = [_selected(_connect_mysql(sink), ".".join(f"`{name}`" for name in sink.target))]
+        case _:
+            return None
+    return pa.concat_tables([each for each in found if each is not None] or [pa.table({})], promote_options="default")
+
+
+def _selected(connection: Any, table: str) -> pa.Table:
+    with closing(connection), closing(connection.cursor()) as cursor:
+        cursor.execute(f"SELECT * FROM {table}")
+        rows = [[None if value is None else str(value) for value in row] for row in cursor.fetchall()]
+        return pa.table({column[0]: [row[at] for row in rows] for at, column in enumerate(cursor.description)})

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import audit, dev, explain, jobs, run, show, transactions, ui, usage
+from penstock.cli import audit, dev, drill, explain, jobs, run, show, transactions, ui, usage
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -31,7 +31,7 @@ for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
 app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
 for command in (jobs.logs, show.show, explain.config, explain.explain, explain.check):
     app.command()(command)
-for command in (run.pack, ui.ui, audit.audit):
+for command in (run.pack, ui.ui, audit.audit, drill.drill):
     app.command()(command)
 for name, group in (("dev", dev.app), ("transactions", transactions.app)):
     app.add_typer(group, name=name, cls=usage.Group)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.job.job import Job
 
 _SUPERVISOR = "from penstock.cli.program import supervisor_main; supervisor_main()"
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _LOADED = 0.5, "penstock_loaded"
 _DRIVER = "from penstock.cli.program import driver_main; driver_main()"
 
 
@@ -165,10 +165,17 @@ def _load(script: Path, arguments: list[str], name: str) -> dict[str, Any]:
 
 def load_job(script: Path) -> Job:
     """The one Job that `script` makes at module level when it is loaded and not run."""
+    from types import ModuleType
+
+    from pyspark import cloudpickle
+
     from penstock.job.job import Job
 
     prepare_environment()
-    jobs = {id(value): value for value in _load(script, [], "penstock_loaded").values() if isinstance(value, Job)}
+    # Workers cannot import it: what is defined in it, such as a source, goes to them whole, as out of `__main__`.
+    by_value: Any = cloudpickle.register_pickle_by_value
+    by_value(sys.modules.setdefault(_LOADED, ModuleType(_LOADED)))
+    jobs = {id(value): value for value in _load(script, [], _LOADED).values() if isinstance(value, Job)}
     if len(jobs) != 1:
         raise ConfigurationError(
             f"{script} has {len(jobs)} jobs at module level when it is loaded and not run; one is needed.",

@@ -104,7 +104,7 @@ def run(
         int | None, typer.Option("-p", "--parallelism", metavar="N", help="Partitions of state and of every shuffle.")
     ] = None,
     fork: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With -s: a second job of this name beside the first.")
+        str | None, typer.Option(metavar="NAME", help="A second job of this name beside the first.")
     ] = None,
     suffix: Annotated[
         str | None, typer.Option(metavar="SUFFIX", help="With --fork: added to every topic, table and folder written.")

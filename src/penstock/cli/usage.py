@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAMES = {"help_option_names": ["-h", "--help"]}
 GROUPS = {
-    "Run a job": ("run", "explain", "check", "config", "pack"),
+    "Run a job": ("run", "explain", "check", "drill", "config", "pack"),
     "See jobs": ("list", "show", "logs", "ui"),
     "Steer a running job": ("savepoint", "checkpoint", "stop", "cancel"),
     "Look into what jobs left": ("audit", "transactions"),

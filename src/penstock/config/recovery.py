@@ -93,7 +93,7 @@ RECOVERY_OPTIONS = (
         "Set by `penstock run -s`, so that a restarted driver does not restore again. Do not set it yourself.",
         _HANDED),
     _recovery("penstock run --fork …", FORK_NAME, "fork_name", "", _job_name,
-        "Replaces the job's name: a second job, started from a savepoint, runs beside the first.",
+        "Replaces the job's name: a second job, from a savepoint or from its sources, runs beside the first.",
         f"{_UNIT}test_a_fork_is_whole"),
     _recovery("penstock run --suffix …", FORK_SUFFIX, "fork_suffix", "", _suffix,
         "The suffix for the names of all topics, tables and folders that a fork writes.",

@@ -220,12 +220,11 @@ def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy
 
 def _recovery(values: Values) -> Recovery:
     mine = _of(values, "recovery")
-    for name in ("fork_name", "fork_suffix"):
-        missing = next((other for other in ("path", "fork_name", "fork_suffix") if mine[other].value is None), None)
-        if mine[name].value is not None and missing is not None:
+    for name, other in (("fork_name", "fork_suffix"), ("fork_suffix", "fork_name")):
+        if mine[name].value is not None and mine[other].value is None:
             raise ConfigurationError(
-                f"{mine[name].side} is given without {mine[missing].option.key}.",
-                to_do="give a fork all three: penstock run -s PATH --fork NAME --suffix SUFFIX.",
+                f"{mine[name].side} is given without {mine[other].option.key}.",
+                to_do="give a fork both: penstock run -s PATH --fork NAME --suffix SUFFIX.",
             )
     return Recovery(**_arguments(mine))
 

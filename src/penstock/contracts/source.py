@@ -54,6 +54,10 @@ class Source(ABC):
         this one again."""
         return self.link(uid)
 
+    def redirected(self, suffix: str) -> Source:
+        """The same source for a fork of the job: what it writes, such as its progress, has `suffix` behind its name."""
+        return self
+
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         """Connect and see that reading can work; write nothing."""
         return ()

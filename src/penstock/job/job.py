@@ -155,6 +155,8 @@ class Job:
         if uid in self._sources:
             raise _duplicate_uid("sources", uid)
         source = as_source(source, uid, replayable, self._lineage)
+        if suffix := self.settings.recovery.fork_suffix:
+            source = source.redirected(suffix)
         frame = source.load(self._session.get(source.spark_conf(), source.jars()), uid)
         self._sources[uid] = source
         self._lineage.remember(uid, frame)

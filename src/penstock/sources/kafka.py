@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -162,6 +163,11 @@ class KafkaSource(Source):
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
+
+    def redirected(self, suffix: str) -> KafkaSource:
+        redirected = copy.copy(self)
+        redirected.group, redirected._publishers = self.group and f"{self.group}{suffix}", {}
+        return redirected
 
     def warm_up(self, spark: SparkSession, uid: str) -> None:
         """Spark's connector and Kafka's client are classes by the hundred; one row has them all loaded."""

@@ -218,6 +218,56 @@ class _Walk:
         return ""
 
 
+#: Expressions that give other values when they are computed again, and depend on nothing that is read.
+_CHANGING = {
+    "Rand", "Randn", "RandStr", "Uniform", "Uuid", "Shuffle", "MonotonicallyIncreasingID", "SparkPartitionID",
+    "CallMethodViaReflection", "CurrentTimestamp", "Now", "CurrentDate", "CurrentTime", "LocalTimestamp", "PythonUDF",
+}  # fmt: skip
+_LOSING = {"failOnDataLoss": "false", "ignoreMissingFiles": "true", "ignoreCorruptFiles": "true"}
+
+
+def changing_functions(frame: DataFrame) -> list[str]:
+    """What in the plan is a clock, chance, or declared not deterministic by the program."""
+    jvm: Any = frame.sparkSession._jvm
+    clock = jvm.org.apache.spark.sql.catalyst.trees.TreePattern.CURRENT_LIKE()
+    changing = (each for each in _expressions(frame) if not each.deterministic() or each.containsPattern(clock))
+    return list(dict.fromkeys(f"{each.prettyName()}()" for each in changing if _kind(each) in _CHANGING))
+
+
+def python_functions(frame: DataFrame) -> list[str]:
+    """The names of the program's functions in the plan."""
+    found = (each.name() for each in _expressions(frame) if _kind(each) == "PythonUDF")
+    return list(dict.fromkeys(map(str, found)))
+
+
+def works_on_batches(frame: DataFrame) -> bool:
+    """Whether a function of the program gets several rows at once, and may depend on which."""
+    return "MapIn" in str(frame._jdf.queryExecution().analyzed().toString())
+
+
+def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
+    """Options of the plan's streams that let Spark go on past rows that it should have read."""
+    leaves = [leaf for leaf in streams_of(frame) if _kind(leaf) == "StreamingRelationV2"]
+    found = [(name, str(leaf.extraOptions().get(name)).lower()) for leaf in leaves for name in _LOSING]
+    return [(name, value) for name, value in found if value == _LOSING[name]]
+
+
+def _expressions(frame: DataFrame) -> Iterator[Any]:
+    plans, parts = [frame._jdf.queryExecution().analyzed()], list[Any]()
+    while plans:
+        plan = plans.pop()
+        plans += _items(plan.children())
+        parts += _items(plan.expressions())
+    while parts:
+        part = parts.pop()
+        parts += _items(part.children())
+        yield part
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
 def _items(seq: Any) -> list[Any]:
     return [seq.apply(index) for index in range(seq.size())]
 

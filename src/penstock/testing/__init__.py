@@ -2,7 +2,8 @@
 
 `failpoints`: places in the protocol where a test kills the job. `oracle` compares expected rows with the target's;
 `anomalies` reads what was sent and what is visible, with Jepsen's list. `sink_contract` is the suite that every sink
-must pass, on `sink_harness`; `simulate` runs a sink through many histories of kills and takeovers.
+must pass, on `sink_harness`; `simulate` runs a sink through many histories of kills and takeovers; `drill` is
+`penstock drill` in a test.
 
 May import all that a job is made of; only `dev` and `cli` import it.
 """

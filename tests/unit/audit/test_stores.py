@@ -10,7 +10,7 @@ import pytest
 
 from penstock import FileSink
 from penstock.audit.compare import Decided
-from penstock.audit.stores import part_of, read_files
+from penstock.audit.stores import part_of, read_files, rows_of
 
 FINAL = "part-out-e0000000003-w00000-0123456789ab.{}"
 
@@ -58,3 +58,19 @@ def test_columns_that_cannot_be_hashed_are_counted() -> None:
     assert (nested.rows, nested.sums) == (2, [])
     missing = part_of(pa.table({"a": [1]}), "here", [pa.field("b", pa.int64())])
     assert (missing.rows, missing.sums) == (1, [])
+
+
+def test_every_row_of_a_folder_of_any_writer(tmp_path: Path) -> None:
+    (tmp_path / FINAL.format("json")).write_bytes(b'{"a":1}\n')
+    (tmp_path / "by_hand.json").write_bytes(b'{"a":2}\n{"a":3}\n')
+    (tmp_path / "_temporary.json").write_bytes(b'{"a":4}\n')
+    rows = rows_of(FileSink(str(tmp_path), format="json"))
+    assert rows is not None
+    assert sorted(rows.column("value").to_pylist()) == [b'{"a":1}', b'{"a":2}', b'{"a":3}']
+
+
+def test_a_folder_without_files_has_no_columns_and_a_sink_without_a_reader_has_no_rows(tmp_path: Path) -> None:
+    empty = rows_of(FileSink(str(tmp_path)))
+    assert empty is not None
+    assert (empty.num_rows, empty.num_columns) == (0, 0)
+    assert rows_of(object()) is None

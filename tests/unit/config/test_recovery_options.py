@@ -128,12 +128,11 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]
     assert refused.value.to_do
 
 
-@pytest.mark.parametrize("left_out", ["execution.state-recovery.path", "penstock.fork.name", "penstock.fork.suffix"])
+@pytest.mark.parametrize("left_out", ["penstock.fork.name", "penstock.fork.suffix"])
 def test_a_fork_is_whole(monkeypatch: pytest.MonkeyPatch, left_out: str) -> None:
     """Half a fork would write into the outputs of the job it comes from."""
-    whole = {
-        "execution.state-recovery.path": "/sp", "penstock.fork.name": "twin", "penstock.fork.suffix": "-b",
-    }  # fmt: skip
+    whole = {"penstock.fork.name": "twin", "penstock.fork.suffix": "-b"}  # from its sources; or from a savepoint
+    assert given(monkeypatch, {"execution.state-recovery.path": "/sp", **whole}).path == "/sp"
     assert given(monkeypatch, whole).fork_name == "twin"
     del whole[left_out]
     with pytest.raises(ConfigurationError) as refused:

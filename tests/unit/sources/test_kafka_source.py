@@ -351,3 +351,11 @@ def test_publishing_survives_pickling_and_nothing() -> None:
     one = source()
     one.publish("job", "in", None)
     assert pickle.loads(pickle.dumps(one)).topics == ("orders",)
+
+
+def test_a_fork_publishes_its_positions_in_a_group_of_its_own() -> None:
+    """Lag tools would show the fork's positions as those of the job."""
+    source = KafkaSource("t", servers="s", group="mine")
+    assert source.redirected("-next").group == "mine-next"
+    assert source.group == "mine"
+    assert KafkaSource("t", servers="s").redirected("-next").group is None  # it has the fork's name in it already
