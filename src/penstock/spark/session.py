@@ -39,7 +39,7 @@ from penstock.spark.settings import apply_over_running, apply_settings, remember
 from penstock.storage.private import create_own
 from penstock.storage.storage import local_path
 from penstock.supply.jars import has_connector, is_present, jar_set
-from penstock.supply.java import ClassArchive, compiler_options, find_java, slim_home, wrapped_home
+from penstock.supply.java import ClassArchive, compiler_options, find_java, wrapped_home
 from penstock.supply.pack import is_shipped
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
 
@@ -206,7 +206,7 @@ def class_archive(conf: Mapping[str, str], jars: Sequence[str]) -> ClassArchive 
     folder = conf_folder()
     if _GATEWAY_PORT in os.environ or (folder.is_dir() and any(folder.iterdir())):
         return None
-    return ClassArchive(find_java(), _home_for(conf), _java_options(conf), jars)
+    return ClassArchive(find_java(), _spark_home(), _java_options(conf), jars)
 
 
 def _java_options(conf: Mapping[str, str]) -> list[str]:
@@ -218,13 +218,6 @@ def _spark_home() -> Path:
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(_find_spark_home())
-
-
-def _home_for(conf: Mapping[str, str]) -> Path:
-    """Spark's folder as Java sees it: a slim one where all workers are this very Python."""
-    own_workers = os.environ.get("PYSPARK_PYTHON") == sys.executable and "SPARK_HOME" not in os.environ
-    slim = own_workers and runs_tasks_itself(conf.get("spark.master", "local"))
-    return slim_home(_spark_home()) if slim else _spark_home()
 
 
 def conf_folder() -> Path:
@@ -285,7 +278,7 @@ def java_environment(
         return
     secret = {key: value for key, value in conf.items() if _is_secret(key, value)}
     plain = {key: value for key, value in conf.items() if key not in secret}
-    changed = (_ARGUMENTS, _LOGGING, "JAVA_HOME", _SUBMIT_OPTIONS, _LAUNCHER_OPTIONS, _CLASS_PATH, "SPARK_HOME")
+    changed = (_ARGUMENTS, _LOGGING, "JAVA_HOME", _SUBMIT_OPTIONS, _LAUNCHER_OPTIONS, _CLASS_PATH)
     before = {name: os.environ.get(name) for name in changed}
     folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))  # made with mode 0700
     try:
@@ -297,8 +290,6 @@ def java_environment(
         os.environ[_SUBMIT_OPTIONS] = " ".join(filter(None, options))
         if jars:
             os.environ[_CLASS_PATH] = ":".join(filter(None, [os.environ.get(_CLASS_PATH, ""), *jars]))
-        if (home := _home_for(conf)) != _spark_home():
-            os.environ["SPARK_HOME"] = str(home)
         arguments = os.environ.get(_ARGUMENTS) or "pyspark-shell"
         if secret and "--properties-file" not in arguments:  # there can be one; then Spark gets them once Java runs
             file = folder / "spark.properties"

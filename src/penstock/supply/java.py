@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
 from penstock.processes import usable_cores
-from penstock.storage.private import own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -163,23 +162,6 @@ def compiler_options(options: Sequence[str], cores: int | None = None) -> list[s
     if any(word in option for option in options if option.startswith("-") for word in _COMPILER_WORDS):
         return []
     return [] if (cores or usable_cores()) > _FEW_CORES else list(_COMPILE_LATER)
-
-
-def slim_home(home: Path) -> Path:
-    """A folder of links into `home`, for `SPARK_HOME`, without PySpark's sources in archives; `home` itself where there
-    is no place for it. For a driver whose workers are this very Python.
-
-    Python compiles imports from these archives anew in every process, in half a second. A job's own workers have
-    `python_daemon` against that; those that plan a Python data source, several at each start, have no such setting."""
-    with contextlib.suppress(OSError):
-        folder = own_folder(own_folder(user_cache() / "java") / f"spark-{zlib.crc32(str(home).encode()):08x}")
-        for entry in home.iterdir():
-            if entry.name != "python" and entry.suffix != ".py":
-                with contextlib.suppress(FileExistsError):
-                    (folder / entry.name).symlink_to(entry)
-        if all((folder / name).resolve() == (home / name).resolve() for name in ("jars", "bin")):
-            return folder
-    return home
 
 
 class ClassArchive:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.spark import warm_up
 from penstock.supply import java as java_module
-from penstock.supply.java import ClassArchive, JavaHome, slim_home
+from penstock.supply.java import ClassArchive, JavaHome
 
 OPTIONS = ("-Xmx1g", "-XX:-CompactStrings", "-Dpassword=x")
 
@@ -132,38 +132,3 @@ def test_what_is_not_complete_never_has_the_name(
         assert warm_up.make_archive(["spark-kafka"]) == archive.path
     assert archive.usable
     assert rehearsals == [["spark-kafka"]]
-
-
-# Spark's folder
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    home = tmp_path / "pyspark"
-    for name in ("jars", "bin", "sql", "python/lib"):
-        (home / name).mkdir(parents=True)
-    (home / "python" / "lib" / "pyspark.zip").touch()
-    (home / "worker.py").touch()
-    return home
-
-
-def test_all_but_the_archives_is_there(home: Path) -> None:
-    for _ in range(2):
-        slim = slim_home(home)
-        assert sorted(entry.name for entry in slim.iterdir()) == ["bin", "jars", "sql"]
-        assert (slim / "jars").resolve() == home / "jars"
-
-
-def test_without_a_place_to_write_it_is_left_as_it_is(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "file"))
-    assert slim_home(home) == home
-
-
-def test_links_to_another_spark_are_not_taken(home: Path) -> None:
-    slim = slim_home(home)
-    (slim / "jars").unlink()
-    (slim / "jars").symlink_to("/elsewhere")
-    assert slim_home(home) == home

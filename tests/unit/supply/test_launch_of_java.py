@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -105,20 +104,6 @@ def test_logging_is_quiet_unless_somebody_has_said_how_it_should_be(
     (tmp_path / "spark-defaults.conf").unlink()
     (tmp_path / "log4j2.xml").touch()
     assert not quiet()
-
-
-def test_workers_elsewhere_find_spark_s_folder_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(launch, "slim_home", lambda home: tmp_path / "slim")
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    for master in ("local-cluster[2,1,1024]", "spark://host:7077", "yarn"):
-        with java_environment({"spark.master": master}):
-            assert "SPARK_HOME" not in os.environ
-    with java_environment({"spark.master": "local[2]"}):
-        assert os.environ["SPARK_HOME"] == str(tmp_path / "slim")
-    assert "SPARK_HOME" not in os.environ
-    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/another-python")
-    with java_environment({}):
-        assert "SPARK_HOME" not in os.environ
 
 
 def test_options_for_java_come_behind_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
