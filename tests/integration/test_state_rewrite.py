@@ -154,7 +154,7 @@ CASES = {
     "aggregation": Case(aggregate, "update", (("hashmap", 2), ("rocksdb", 2), ("rocksdb", 7))),
     "windows": Case(windows, "append", (("rocksdb", 3), ("hashmap", 3), ("hashmap", 7))),
     "global": Case(total, "complete", (("rocksdb", 2), ("rocksdb", 5), ("hashmap", 3)), {CHANGELOG: "true"}),
-    "dedup": Case(distinct, "append", conf={CODEC: "zstd"}),
+    "dedup": Case(distinct, "append", conf={CODEC: "snappy"}),
     "dedup-windows": Case(distinct_windows, "append"),
     "sessions": Case(sessions, "append"),
     "join": Case(joined, "append", (("hashmap", 3), ("hashmap", 2))),
@@ -298,16 +298,15 @@ def test_on_storage_that_only_the_jvm_reaches(
     assert story.run(tmp_path / "to") == alone.run(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_spark_reads_every_codec(spark: SparkSession, codec: str) -> None:
+def test_spark_reads_what_is_written(spark: SparkSession) -> None:
     import pyarrow as pa
 
     from penstock.spark_state.store_writing import records, snapshot
 
     keys = pa.array([str(number).encode() * 9 for number in range(9000)])
-    data = b"".join(snapshot([(keys, keys)], codec))
+    data = b"".join(snapshot([(keys[:100], keys[:100]), (keys[100:], keys[100:])]))
     jvm: Any = spark._jvm
-    stream = jvm.org.apache.spark.io.CompressionCodec.createCodec(spark.sparkContext._jsc.sc().conf(), codec)
+    stream = jvm.org.apache.spark.io.CompressionCodec.createCodec(spark.sparkContext._jsc.sc().conf(), "zstd")
     read = bytes(stream.compressedInputStream(jvm.java.io.ByteArrayInputStream(data)).readAllBytes())
     assert read == bytes(records(keys, keys)) + b"\xff\xff\xff\xff"
 

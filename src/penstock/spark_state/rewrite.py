@@ -20,7 +20,7 @@ from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
 from penstock.spark_state.store_rows import JOIN, JOIN_FORMAT, join_format, raw_rows, spread_over
-from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
+from penstock.spark_state.store_writing import HASHMAP_CODEC, Rows, write_hashmap, write_rocksdb
 from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.open import tree_at
 from penstock.storage.tree import Tree
@@ -86,8 +86,9 @@ class RewritePlan:
 
     def __init__(self, conf: Mapping[str, str], backend: Backend, partitions: int) -> None:
         self.backend, self.partitions = backend, partitions
-        self.codec = conf.get(CODEC, "lz4")
         self.settings = {PROVIDER: PROVIDERS[backend], PARTITIONS: str(partitions)}
+        if backend is Backend.HASHMAP:
+            self.settings[CODEC] = HASHMAP_CODEC
         if backend is Backend.HASHMAP and conf.get(ROW_CHECKSUM, "false") == "true":
             self.settings[ROW_CHECKSUM] = "false"  # a checksum of every row, which we do not write
 
@@ -143,7 +144,7 @@ class RewritePlan:
             if self.backend is Backend.ROCKSDB:
                 write_rocksdb(work, goal, batch, operators, rows)
             else:
-                write_hashmap(goal, batch, operators, rows, self.codec)
+                write_hashmap(goal, batch, operators, rows)
 
 
 def require_format(origin: Tree, batch: int) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -24,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from penstock.checkpoint import layout
-from penstock.errors import ConfigurationError, PenstockError, SavepointError
+from penstock.errors import PenstockError, SavepointError
 from penstock.spark_state.store_rows import KEY, VALUE
 from penstock.spark_state.work_session import cause_of, hadoop_conf, resolve_location, scala_option
 from penstock.storage.local import LocalStorage
@@ -46,7 +44,7 @@ Rows = Callable[["OperatorMetadata", "Store"], "DataFrame"]
 _CHUNK = 4 << 20
 _END = struct.pack(">i", -1)
 
-_BLOCK = 1 << 15  # as large as Spark's own
+HASHMAP_CODEC = "zstd"  # Arrow's Zstandard is Spark's; its LZ4 has frames that Spark does not read
 
 
 def write_rocksdb(
@@ -92,7 +90,7 @@ class _Supply:
             raise
 
 
-def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata], rows: Rows, codec: str) -> None:
+def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata], rows: Rows) -> None:
     """State version `batch` + 1 of every store."""
     for operator in operators:
         for store in operator.stores:
@@ -101,21 +99,21 @@ def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata
                 if isinstance(target.storage, LocalStorage):
                     root = local_path(target.location)
                     assert root is not None
-                    task = partial(_write_file, str(root / file), codec)
+                    task = partial(_write_file, str(root / file))
                     rows(operator, store).select(KEY, VALUE).mapInArrow(task, "bytes long").collect()
                 else:
-                    _write_through_driver(rows(operator, store), target, file, codec)
+                    _write_through_driver(rows(operator, store), target, file)
             except PenstockError:
                 raise
             except Exception as error:
                 raise _failed(target, error) from error
 
 
-def _write_through_driver(rows: DataFrame, target: Tree, file: str, codec: str) -> None:
+def _write_through_driver(rows: DataFrame, target: Tree, file: str) -> None:
     """Where executors' Python cannot reach the storage: the bytes come here, and go out through the JVM."""
     spark = rows.sparkSession
     jvm: Any = spark._jvm
-    parts = rows.select(KEY, VALUE).mapInArrow(partial(_hand_back, codec), "partition int, piece binary")
+    parts = rows.select(KEY, VALUE).mapInArrow(_hand_back, "partition int, piece binary")
     pieces = parts.toLocalIterator(prefetchPartitions=True)
     for partition, mine in itertools.groupby(pieces, key=lambda row: int(row["partition"])):
         path = jvm.org.apache.hadoop.fs.Path(f"{target.location}/{file.format(partition=partition)}")
@@ -124,7 +122,7 @@ def _write_through_driver(rows: DataFrame, target: Tree, file: str, codec: str) 
                 stream.write(bytes(row["piece"]))
 
 
-def _write_file(path: str, codec: str, batches: Iterator[Any]) -> Iterator[Any]:
+def _write_file(path: str, batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: one partition's file, aside and then under its name. A task that runs twice writes the same again."""
     from pyspark import TaskContext
 
@@ -134,7 +132,7 @@ def _write_file(path: str, codec: str, batches: Iterator[Any]) -> Iterator[Any]:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{context.taskAttemptId()}.tmp")
     with open(aside, "wb") as stream:
-        for piece in snapshot(((batch.column(0), batch.column(1)) for batch in batches), codec):
+        for piece in snapshot((batch.column(0), batch.column(1)) for batch in batches):
             stream.write(piece)
         stream.flush()
         os.fsync(stream.fileno())
@@ -143,7 +141,7 @@ def _write_file(path: str, codec: str, batches: Iterator[Any]) -> Iterator[Any]:
     yield pa.RecordBatch.from_pydict({"bytes": [size]})
 
 
-def _hand_back(codec: str, batches: Iterator[Any]) -> Iterator[Any]:
+def _hand_back(batches: Iterator[Any]) -> Iterator[Any]:
     """In a task: one partition's file, in pieces."""
     from pyspark import TaskContext
 
@@ -151,7 +149,7 @@ def _hand_back(codec: str, batches: Iterator[Any]) -> Iterator[Any]:
     assert context is not None
     partition = pa.array([context.partitionId()], pa.int32())
     waiting = bytearray()
-    for piece in snapshot(((batch.column(0), batch.column(1)) for batch in batches), codec):
+    for piece in snapshot((batch.column(0), batch.column(1)) for batch in batches):
         waiting += piece
         if len(waiting) >= _CHUNK:
             yield pa.RecordBatch.from_arrays([partition, pa.array([bytes(waiting)])], ["partition", "piece"])
@@ -170,90 +168,12 @@ def _failed(target: Tree, error: Exception) -> SavepointError:
 # Hashmap's files
 
 
-class Encoder(ABC):
-    """One of Spark's compressed streams: `write` takes pieces of any size and gives bytes, `end` gives the rest. Blocks
-    are compressed by Arrow."""
-
-    _unit = _BLOCK
-
-    def __init__(self) -> None:
-        self._waiting = bytearray()
-
-    def write(self, data: bytes | memoryview) -> Iterator[bytes]:
-        self._waiting += data
-        whole = len(self._waiting) // self._unit * self._unit
-        if whole:
-            yield from self._blocks(bytes(self._waiting[:whole]))
-            del self._waiting[:whole]
-
-    def end(self) -> Iterator[bytes]:
-        yield from self._blocks(bytes(self._waiting))
-        self._waiting.clear()
-
-    @abstractmethod
-    def _blocks(self, data: bytes) -> Iterator[bytes]:
-        """Whole blocks; only before the end of the stream may the last be short."""
-
-
-class Lz4(Encoder):
-    """lz4-java's block stream: before every block a header with lengths and checksum, at the end an empty one."""
-
-    _magic = b"LZ4Block"
-    _raw, _compressed = 0x10, 0x20
-    _level = _BLOCK.bit_length() - 11  # a block is 2 ** (10 + level) bytes long
-    _seed = 0x9747B28C
-    _mask = 0x0FFFFFFF  # the stream's checksum is cut to 28 bits
-
-    def _blocks(self, data: bytes) -> Iterator[bytes]:
-        codec = pa.Codec("lz4_raw")
-        for start in range(0, len(data), _BLOCK):
-            block = data[start : start + _BLOCK]
-            checksum = xxhash.xxh32_intdigest(block, self._seed)
-            packed = codec.compress(block, asbytes=True)
-            smaller = len(packed) < len(block)
-            kind = (self._compressed if smaller else self._raw) | self._level
-            body = packed if smaller else block
-            yield self._magic + struct.pack("<BIII", kind, len(body), len(block), checksum & self._mask)
-            yield body
-
-    def end(self) -> Iterator[bytes]:
-        yield from super().end()
-        yield self._magic + struct.pack("<BIII", self._raw | self._level, 0, 0, 0)
-
-
-class Zstd(Encoder):
-    """One frame after the other."""
-
-    _unit = 1 << 20
-
-    def _blocks(self, data: bytes) -> Iterator[bytes]:
-        if data:
-            yield pa.Codec("zstd", compression_level=1).compress(data, asbytes=True)
-
-
-_CODECS: dict[str, type[Encoder]] = {"lz4": Lz4, "zstd": Zstd}
-
-
-def encoder(codec: str) -> Encoder:
-    """For a codec by the name that Spark's settings have for it, or its class."""
-    name = codec.rpartition(".")[2].lower().removesuffix("compressioncodec")
-    if name not in _CODECS:
-        raise ConfigurationError(
-            f"The state is compressed with {codec}, which Penstock cannot write.",
-            safe="nothing was changed.",
-            to_do="only lz4, Spark's default, and zstd can be written; keep the state backend, or start from a"
-            " savepoint of a job with one of these.",
-        )
-    return _CODECS[name]()
-
-
-def snapshot(batches: Iterable[tuple[Any, Any]], codec: str) -> Iterator[bytes]:
-    """The file's bytes, piece by piece, from Arrow arrays of keys and values."""
-    stream = encoder(codec)
+def snapshot(batches: Iterable[tuple[Any, Any]]) -> Iterator[bytes]:
+    """The file's bytes, piece by piece, from Arrow arrays of keys and values: Zstandard frames."""
+    codec = pa.Codec(HASHMAP_CODEC, compression_level=1)
     for keys, values in batches:
-        yield from stream.write(records(keys, values))
-    yield from stream.write(_END)
-    yield from stream.end()
+        yield codec.compress(records(keys, values), asbytes=True)
+    yield codec.compress(_END, asbytes=True)
 
 
 def records(keys: Any, values: Any) -> memoryview:

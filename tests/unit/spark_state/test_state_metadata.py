@@ -11,7 +11,7 @@ import pytest
 from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.spark_state.metadata import families, read_metadata, read_operators, relocate
-from penstock.spark_state.rewrite import RewritePlan
+from penstock.spark_state.rewrite import CODEC, RewritePlan
 from penstock.storage.local import LocalTree
 from tests.support.state_files import (
     HASHMAP,
@@ -153,6 +153,7 @@ class TestWhatCannotBeDone:
         assert RewritePlan.of(conf, [], None, "hashmap").settings == {
             PROVIDER: HASHMAP,
             PARTITIONS: "2",
+            CODEC: "zstd",
             "spark.sql.streaming.stateStore.rowChecksum.enabled": "false",
         }
         assert "spark.sql.streaming.stateStore.rowChecksum.enabled" not in RewritePlan.of(conf, [], 3, None).settings
