@@ -142,18 +142,22 @@ class QueryOfSpark:
 def attached_query(events: Events, *described: Any) -> Iterator[None]:
     """While a drop-in's query runs, serve it. `described` is what a `QueryOfSpark` is made of. Nothing that fails here
     reaches the query."""
-    with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
-        try:
-            query = QueryOfSpark(*described)
-            settings = replace(resolve(), checkpoints=query.checkpoints)
-            stack.enter_context(serving(query, settings, events, JobInsight(query)))
-            events.listen(query.publish)
-            events.emit("started", query=query.plan.uid)
-        except Exception as error:
-            log.warning("the query runs, but without its page and metrics: %s", error)
-        else:
-            stack.callback(query.ended)
+    stack = contextlib.ExitStack()
+    try:
+        query = QueryOfSpark(*described)
+        settings = replace(resolve(), checkpoints=query.checkpoints)
+        stack.enter_context(serving(query, settings, events, JobInsight(query)))
+        events.listen(query.publish)
+        events.emit("started", query=query.plan.uid)
+    except Exception as error:
+        log.warning("the query runs, but without its page and metrics: %s", error)
+    else:
+        stack.callback(query.ended)
+    try:
         yield
+    finally:
+        with contextlib.suppress(Exception):  # what made the query fail is recorded, and Spark raises it
+            stack.close()
 
 
 def report_running(event: Mapping[str, Any]) -> None:
