@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGE = "src/penstock"
 
 _WORKER = Path(__file__).with_name("worker.py")
-_CAUGHT = ("killed", "timeout", "segfault")
+_CAUGHT = ("killed", "timeout")
 _SETTINGS = """
 [tool.mutmut]
 source_paths = ["src"]

@@ -638,6 +638,12 @@ def test_what_a_barrier_notes_of_its_lanes_is_read_again(log: SparkLog) -> None:
         _ = barrier.lanes
 
 
+def test_the_oldest_barrier_is_the_one_with_the_lowest_number(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/9", offsets(None, "1", "2"))
+    storage.create("offsets/10", offsets(None, "3"))
+    assert log.torn() == ["offsets/10"]
+
+
 def test_the_newest_complete_barrier(log: SparkLog, storage: MemoryStorage) -> None:
     seen: list[Any] = []
     for epoch in range(2):

@@ -644,6 +644,21 @@ def test_a_drainer_that_has_nothing_to_do_is_woken_to_end(story: Story, monkeypa
     assert all(one.closed for one in story.sink.committers), "its thread has ended"
 
 
+def test_it_sweeps_now_and_then_though_nothing_waits(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, often = iter(range(3)), threading.Event()
+    monkeypatch.setattr(module.Drainer, "_sweep_again", lambda _: often.set() if next(looks, None) is None else None)
+    driver = story.driver()
+    driver.start()
+    often.wait()
+    driver.close()
+
+
+def test_its_deadlines_are_those_of_the_job(story: Story) -> None:
+    driver = story.driver()
+    driver.start()
+    assert driver._drainers["out"]._run.limits is story.checkpoints
+
+
 def test_it_runs_in_a_thread_that_keeps_no_process_alive(story: Story) -> None:
     driver = story.driver()
     driver.start()
