@@ -228,7 +228,6 @@ def epochs(
         seen.append(("not missing", list(two.missing(2, [newest], deadline))))
         ended = prepare(2, 3, [7], two.hints())
         assert isinstance(ended, Committable)
-        two.seal([ended], deadline)
         roll_back()
         seen.append(("ended by hand", told(two.commit(3, [ended], deadline)), visible(), left()))
         forget(scope(2).prefix)
