@@ -129,7 +129,7 @@ def test_it_is_served_while_it_runs() -> None:
     assert query["uid"] == "alerts"
     assert query["sources"][0]["describe"] == "Kafka orders at there:9092"
     assert run["weakest"]["uid"] == "alerts"
-    assert 'penstock_job_state{job="shop",state="RUNNING"} 1.0' in metrics
+    assert 'penstock_job_state{job_name="shop",state="RUNNING"} 1.0' in metrics
     assert "<!doctype html>" in page.lower()
     assert entry().state is State.FINISHED, entry().error
 
