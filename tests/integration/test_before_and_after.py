@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from penstock.supply.versions import KAFKA_JARS
 from tests.support.before_and_after import pair, run
 from tests.support.connect_server import Server
 from tests.support.jobs import connect_page, pipelines_page
+from tests.support.processes import ROOT
 from tests.support.run_job import Kafka
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
 LINES = [str(number) for number in range(100)]
+WITH_TESTS = {
+    **os.environ,
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+}  # programs of their own, over tests.support
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def test_over_connect(kafka: Kafka, folder: Path) -> None:
     server = Server(folder, jars=jar_set(KAFKA_JARS))
     try:
         asked = [sys.executable, connect_page.__file__, server.url, kafka.servers, topic, str(folder)]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=250)
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=250, env=WITH_TESTS)
     finally:
         server.kill()
     assert done.returncode == 0, done.stderr
@@ -64,7 +70,7 @@ def test_over_connect(kafka: Kafka, folder: Path) -> None:
 
 def run_pipeline(part: str, kafka: Kafka, topic: str, folder: Path) -> subprocess.CompletedProcess[str]:
     asked = [sys.executable, pipelines_page.__file__, part, kafka.servers, topic, str(folder)]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=140)
+    return subprocess.run(asked, capture_output=True, text=True, timeout=140, env=WITH_TESTS)
 
 
 @pytest.mark.long

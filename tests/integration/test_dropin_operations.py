@@ -97,7 +97,7 @@ def test_it_has_what_a_job_has(shop: Shop, monkeypatch: pytest.MonkeyPatch, capf
     assert mine["state"] == "RUNNING"
 
     def rows() -> float:  # of the epochs since it is served, which no epoch waits for
-        found = re.search(r'^penstock_rows_total{query="alerts"} (\S+)', shop.read("/metrics"), re.MULTILINE)
+        found = re.search(r'^penstock_rows_total{[^}]*query="alerts"[^}]*} (\S+)', shop.read("/metrics"), re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     until(lambda: rows() >= 100, "the rows in /metrics")

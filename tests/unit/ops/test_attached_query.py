@@ -112,22 +112,25 @@ def test_lag_tools_see_complete_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [("shop", "alerts", {"orders": {"0": 7}})]
 
 
-def asked(path: str) -> Any:
+def asked(path: str) -> str:
     """What the query's own server answers."""
-    request = urllib.request.Request(f"http://{entry().address}/penstock/v1/runs/{entry().id}{path}")
+    request = urllib.request.Request(f"http://{entry().address}{path}")
     request.add_header("Authorization", f"Bearer {entry().token}")
     with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.loads(answer.read())
+        return answer.read().decode()
 
 
 def test_it_is_served_while_it_runs() -> None:
     with attached_query(Events(), *described(Execution(leaf(READ)))):
-        state, run = entry().state, asked("")
+        state, run = entry().state, json.loads(asked(f"/penstock/v1/runs/{entry().id}"))
+        metrics, page = asked("/metrics"), asked("/")
     assert state is State.RUNNING
     [query] = run["queries"]
     assert query["uid"] == "alerts"
     assert query["sources"][0]["describe"] == "Kafka orders at there:9092"
     assert run["weakest"]["uid"] == "alerts"
+    assert 'penstock_job_state{job_name="shop",state="RUNNING"} 1.0' in metrics
+    assert "<!doctype html>" in page.lower()
     assert entry().state is State.FINISHED, entry().error
 
 
