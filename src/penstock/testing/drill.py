@@ -19,7 +19,8 @@ def drill(script: str | Path, *options: str, seconds: float = 180, html: str | P
     command = penstock_command("drill", "--json", "--seconds", f"{seconds:g}", *given, str(script))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout.strip():
-        raise from_json(done.stderr.strip().rpartition("\n")[2])
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise from_json(last) if last.startswith("{") else RuntimeError(done.stderr)  # of the job's file, or of Spark
     facts: Mapping[str, Any] = json.loads(done.stdout)
     return facts
 
