@@ -266,7 +266,7 @@ class Coordinator:
         self._ledger.prune(epoch)
         self._stragglers.remove_logs()
         self._stragglers.sweep_again()
-        self.barrier = barrier or self.barrier
+        self.barrier = barrier
         if self._on_complete is not None:
             self._on_complete(epoch, barrier)
         self._run.emit("completed", epoch, seconds=round(self._last_completed - attempt.opened, 4))
