@@ -30,7 +30,7 @@ PLANTED = {
     "source_without_memory": ("other rows", "sink out", "source sensor"),
     "skips_lost_rows": ("guarantee", "query out", "failOnDataLoss=false"),
     "tolerates_loss": ("guarantee", "source numbers", "failOnDataLoss=false"),
-    "cannot_replay": ("guarantee", "source lines", "at_most_once"),
+    "cannot_replay": ("guarantee", "source lines", "at-most-once"),
     "ignores_missing_files": ("guarantee", "source rows", "ignoreMissingFiles"),
 }
 SOUND = sorted(path.stem for path in (JOBS / "sound").glob("*.py"))
