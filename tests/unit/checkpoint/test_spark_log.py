@@ -644,6 +644,12 @@ def test_the_oldest_barrier_is_the_one_with_the_lowest_number(log: SparkLog, sto
     assert log.torn() == ["offsets/10"]
 
 
+def test_a_line_end_after_the_oldest_barrier_is_no_position(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets(None, "1", "2") + b"\n")
+    storage.create("offsets/1", offsets(None, "3", "4"))
+    assert log.torn() == []
+
+
 def test_the_newest_complete_barrier(log: SparkLog, storage: MemoryStorage) -> None:
     seen: list[Any] = []
     for epoch in range(2):
