@@ -138,6 +138,7 @@ def test_the_overview_draws_the_dataflow_and_marks_the_weakest_link(visit: Visit
         "aria-label", re.compile("source rates, at-least-once, the weakest")
     )
     expect(page.get_by_role("alert")).to_contain_text(ERROR["to_do"])  # the run's error, in its three sentences
+    expect(page.locator(".tile", has_text="Watermark")).to_have_text("Watermark–")  # not known of a run that has ended
 
 
 def test_numbers_on_the_dataflow_and_what_a_node_opens_to(visit: Visit) -> None:

@@ -267,7 +267,7 @@ function drawConfiguration(context, { config }) {
     if (typeof value === "boolean") return value ? "Enabled" : "Disabled";
     return DURATIONS.has(name) && typeof value === "number" ? millis(value) : plain(value);
   };
-  return table("Configuration of the checkpoints", [["Option", ([name]) => NAMES[name] ?? words(name)], ["Value", write]], rows);
+  return table("Configuration of the checkpoints", [["Option", ([name]) => NAMES[name] ?? words(name)], ["Value", write, "long"]], rows);
 }
 
 function order(name) {

@@ -57,7 +57,7 @@ function drawQuery(context, query, { values, recent }) {
       tile("Guarantee", badge(query.guarantee)),
       tile("Rows in", read === null ? UNKNOWN : rate(read)),
       tile("Rows out", rate(query.rows_per_second), `${short(query.rows_total)} in all`),
-      drawWatermark(query),
+      drawWatermark(query, context.run.live),
       tile("Lag", lag === null ? UNKNOWN : `${short(lag)} rows`, catchUp(lag, read)),
       tile("Busy", percent(work?.busy), work ? `of the newest ${count(recent.length)} epochs’ time` : null),
       tile("Generation", count(query.generation)),
@@ -74,10 +74,10 @@ function tile(name, value, more = null) {
 }
 
 /** The query's, and of several sources each one's own: it shows which of them holds the query's back. */
-function drawWatermark({ watermark: at, sources = [] }) {
+function drawWatermark({ watermark: at, sources = [] }, live) {
   const each = sources.length > 1 ? sources.filter((source) => source.watermark) : [];
   const behind = each.length ? each.map((source) => h("div", null, since(source.watermark, `${source.uid} behind by `))) : at ? since(at, "behind by ") : null;
-  return tile("Watermark", at === null || at === undefined ? "none" : time(at, clockOrDay), behind);
+  return tile("Watermark", at === null || at === undefined ? (live ? "none" : UNKNOWN) : time(at, clockOrDay), behind);
 }
 
 function catchUp(lag, read) {
