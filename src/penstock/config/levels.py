@@ -39,9 +39,7 @@ OPTIONS_VARIABLE = "PENSTOCK_OPTIONS"  # what `-D` gave to the process, as a JSO
 
 @dataclass(frozen=True)
 class Texts:
-    """Keys and texts from one place, and that place as an error names it."""
-
-    where: str
+    where: str  # the place, as an error names it
     values: Mapping[str, str]
 
 
@@ -78,7 +76,6 @@ def from_options() -> Texts:
 
 
 def from_file() -> Texts:
-    """The file that `PENSTOCK_CONFIG` names, or `penstock.yaml` here, or nothing."""
     if _in_use is not None:
         return _in_use[1]
     named = os.environ.get(FILE_VARIABLE)
@@ -105,8 +102,11 @@ def parse(text: str, where: str) -> dict[str, str]:
         raise ConfigurationError(happened, to_do="write `key: value` lines.") from None
     except yaml.YAMLError as error:
         # The parser's words quote the line, and there may be a password in it; so would a traceback with its error.
+        problem = str(getattr(error, "problem", None) or type(error).__name__)
+        if (place := getattr(error, "problem_mark", None)) is not None:
+            problem = f"{problem} in line {place.line + 1}, column {place.column + 1}"
         raise ConfigurationError(
-            f"{where} is not YAML: {_fault(error)}.", to_do="correct the file; each line is `key: value`."
+            f"{where} is not YAML: {problem}.", to_do="correct the file; each line is `key: value`."
         ) from None
     settings: dict[str, str] = {}
     if tree is not None:
@@ -117,15 +117,8 @@ def parse(text: str, where: str) -> dict[str, str]:
     return settings
 
 
-def _fault(error: Exception) -> str:
-    place = getattr(error, "problem_mark", None)
-    problem = str(getattr(error, "problem", None) or type(error).__name__)
-    return problem if place is None else f"{problem} in line {place.line + 1}, column {place.column + 1}"
-
-
 def _collect(mapping: Any, prefix: str, into: dict[str, str], where: str) -> None:
-    """The settings of a YAML tree by their dotted keys. Every value is text: `off`, `1e3` and `0:30` mean what the
-    option says, not what YAML guesses. A key written twice is an error."""
+    """By dotted keys. Every value is text: `off`, `1e3` and `0:30` mean what the option says, not what YAML guesses."""
     lines: dict[str, int] = {}
     for key, value in mapping.value:
         name, line = str(key.value), key.start_mark.line + 1
@@ -154,17 +147,14 @@ LOG_LEVEL = "penstock.log.level"  # of Spark, so it travels with Spark's setting
 
 @dataclass(frozen=True)
 class Value:
-    """One option's value, as written and as understood, and where it came from."""
-
     option: Option
     value: Any
-    text: str
+    text: str  # as written
     where: str
     key: str  # as written, perhaps an older name
 
     @property
     def side(self) -> str:
-        """How an error names it."""
         if self.where == CODE:
             return f"{self.option.python.replace('…', masked(str(self.value)).replace('-', '_'))} in the code"
         return describe_setting(self.key, self.text, self.where)
@@ -192,7 +182,6 @@ def describe_setting(key: str, text: str, where: str) -> str:
 
 
 def read_texts(texts: Texts) -> Level:
-    """From a file or `-D`. An unknown key is an error that suggests another spelling."""
     values: dict[tuple[Part, str], Value] = {}
     spark: dict[str, str] = {}
     ignored: list[str] = []
@@ -214,18 +203,16 @@ def read_code(
     restart: RestartStrategy | None,
     conf: Mapping[str, str],
 ) -> Level:
-    """From the program: only what it gave, defaults are not its word."""
-    arguments: dict[tuple[Part, str], Any] = {}
-    if checkpoints is not None:
-        arguments.update({("checkpoints", name): getattr(checkpoints, name) for name in checkpoints.given})
-    if state_backend is not None:
-        arguments.update({("state", name): value for name, value in state_backend.given.items()})
-    if restart is not None:
-        arguments.update({("restart", name): value for name, value in options_of(restart).items()})
-    values = {
-        place: Value(BY_NAME[place], value, _text(value, BY_NAME[place]), CODE, BY_NAME[place].key)
-        for place, value in arguments.items()
+    """Only what the program gave: defaults are not its word."""
+    arguments: dict[Part, Mapping[str, Any]] = {
+        "checkpoints": {name: getattr(checkpoints, name) for name in checkpoints.given} if checkpoints else {},
+        "state": state_backend.given if state_backend else {},
+        "restart": options_of(restart) if restart else {},
     }
+    values = {}
+    for part, name, value in ((part, *pair) for part, given in arguments.items() for pair in given.items()):
+        option = BY_NAME[part, name]
+        values[part, name] = Value(option, value, _text(value, option), CODE, option.key)
     return Level(CODE, values, {key: str(value) for key, value in conf.items()})
 
 
@@ -260,7 +247,6 @@ def _unknown(key: str, text: str, where: str) -> ConfigurationError:
 
 
 def nearest(key: str) -> str | None:
-    """The option whose key is spelt most like this one, if any is close."""
     return next(iter(difflib.get_close_matches(key, BY_KEY, n=1, cutoff=0.6)), None)
 
 

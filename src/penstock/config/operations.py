@@ -17,11 +17,8 @@ SHORTEST_LEASE = 1.0  # seconds: it is renewed after a third, by a create and a 
 
 @dataclass(frozen=True)
 class Availability:
-    """`standby`: the supervisor keeps a second driver ready. `lease`: seconds for which one of several supervisors, on
-    machines that share the checkpoint's storage, owns the job; None: there is only one."""
-
     standby: bool = False
-    lease: float | None = None
+    lease: float | None = None  # seconds; None: there is only one supervisor
 
     @property
     def cost(self) -> str:
@@ -48,7 +45,6 @@ class Availability:
 
 
 def lease_length(text: str, name: str) -> float:
-    """A duration that leaves time to renew it."""
     seconds = duration_text(text, name)
     if seconds < SHORTEST_LEASE:
         raise ConfigurationError(
@@ -73,10 +69,6 @@ AVAILABILITY_OPTIONS = (
 
 @dataclass(frozen=True)
 class Rest:
-    """`port` 0 is a free one. `address` is the one that others use, where it is not `bind_address`; `hosts` are more
-    names that requests may be meant for. `open_reads`: on this machine, reading needs no token. `certificate` and `key`
-    are PEM files: with them it is asked by HTTPS, and not otherwise."""
-
     bind_address: str = "127.0.0.1"
     address: str | None = None
     port: int = 0
@@ -135,8 +127,6 @@ REST_OPTIONS = (
 
 
 class LogFormat(StrEnum):
-    """`TEXT` leaves logging as the program has set it up."""
-
     TEXT = "text"
     JSON = "json"
 

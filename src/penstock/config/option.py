@@ -59,7 +59,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def size(value: int | str, name: str) -> int:
-    """A number of bytes; text has a unit: `64mb`, `1 gb`, in powers of 1024 as Flink and Spark count."""
+    """Bytes; text has a unit: `64mb`, `1 gb`, in powers of 1024 as Flink and Spark count."""
     if isinstance(value, str):
         match = _SIZE.match(value)
         if match is None:
@@ -115,7 +115,6 @@ def plain(text: str, name: str) -> str:
 
 
 def schemes(value: str | Sequence[str], name: str) -> tuple[str, ...]:
-    """Schemes of addresses, as text with commas between; the `://` may be left on."""
     texts = value.split(",") if isinstance(value, str) else value
     names = tuple(scheme.strip().lower().removesuffix("://").removesuffix(":") for scheme in texts if scheme.strip())
     for scheme in names:

@@ -100,8 +100,8 @@ def resolve(
     restart: RestartStrategy | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Put everything together. Raises a `ConfigurationError` for what is unknown, unreadable or contradictory, which
-    names both sides and their places. Logs, once, the keys that are ignored."""
+    """Raises a `ConfigurationError` for what is unknown, unreadable or contradictory, which names both sides and their
+    places. Logs, once, the keys that are ignored."""
     options, file = read_texts(from_options()), read_texts(from_file())
     code = read_code(checkpoints, state_backend, restart, conf or {})
     levels = (options, code, file)
@@ -113,7 +113,8 @@ def resolve(
     everything = {**spark_file, **spark}
     backend: StateBackend | None = None
     if values["state", "kind"].where == DEFAULT and PROVIDER in everything:
-        values["state", "kind"] = _named_by_spark(everything, origin)
+        kind, name = BY_NAME["state", "kind"], backend_of(everything)
+        values["state", "kind"] = Value(kind, name, name, f"{origin[PROVIDER]}, by {PROVIDER}", kind.key)
     else:
         backend = _backend(values)
     settings = Settings(
@@ -131,7 +132,9 @@ def resolve(
         values=tuple(values.values()),
         ignored=[(key, level.where) for level in (options, file) for key in level.ignored],
     )
-    _log_once(settings)
+    if new := [key for key, _ in settings.ignored if key not in _logged]:
+        log.warning("ignored settings of Flink: %s", ", ".join(new))
+    _logged.update(new)
     return settings
 
 
@@ -167,11 +170,6 @@ def _storage(levels: Sequence[Level]) -> Values:
 
 def _in_memory(folder: Value) -> bool:
     return str(folder.value).startswith(_MEMORY)
-
-
-def _named_by_spark(conf: Mapping[str, str], origin: Mapping[str, str]) -> Value:
-    option, name = BY_NAME["state", "kind"], backend_of(conf)
-    return Value(option, name, name, f"{origin[PROVIDER]}, by {PROVIDER}", option.key)
 
 
 def _of(values: Values, part: Part) -> dict[str, Value]:
@@ -232,8 +230,8 @@ def _recovery(values: Values) -> Recovery:
 def _spark_settings(
     values: Values, backend: StateBackend | None, conf: Mapping[str, str], origin: Mapping[str, str]
 ) -> dict[str, SparkSetting]:
-    """Everything that follows. `backend` is None where Spark's own setting names it: then no default of ours belongs to
-    it. `conf` is what the user gave by Spark's own names, `origin` says where."""
+    """`backend` is None where Spark's own setting names it: then no default of ours belongs to it. `conf` is what the
+    user gave by Spark's own names."""
     kind = values["state", "kind"]
     wanted: dict[str, SparkSetting] = {}
     if backend is not None:
@@ -259,10 +257,3 @@ def _plain(text: str) -> str | float:
         return float(text)
     except ValueError:
         return text.strip().lower()
-
-
-def _log_once(settings: Settings) -> None:
-    new = [key for key, _ in settings.ignored if key not in _logged]
-    if new:
-        log.warning("ignored settings of Flink: %s", ", ".join(new))
-    _logged.update(new)

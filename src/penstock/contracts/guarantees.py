@@ -26,13 +26,11 @@ class Guarantee(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One part of the chain: its guarantee, the reason, and what would raise it."""
-
     kind: str  # "source", "engine" or "sink"
     name: str
     guarantee: Guarantee
     because: str
-    lift: str = ""
+    lift: str = ""  # what would raise it
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,9 @@ class Chain:
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of the whole chain."""
         return self.weakest.guarantee
 
     def require(self, wanted: Guarantee) -> None:
-        """Refuse to start a job that asks for more than its weakest link guarantees."""
         if self.guarantee < wanted:
             link = self.weakest
             raise GuaranteeError(
@@ -61,7 +57,6 @@ class Chain:
             )
 
     def explain(self) -> str:
-        """The chain, line by line, with the weakest link named."""
         lines = [f"{link.kind:>7}  {link.name}: {link.guarantee} ({link.because})" for link in self.links]
         weakest = self.weakest
         lines.append(f"  gives  {self.guarantee}; the weakest link is {weakest.kind} {weakest.name}")
@@ -71,12 +66,10 @@ class Chain:
 
 
 def wanted(mode: str) -> Guarantee:
-    """The guarantee that a job of this mode asks of its chain."""
     return Guarantee[str(mode).upper()]
 
 
 def format_link() -> Link:
-    """The guarantee of Spark and the epochs of `format("penstock")`."""
     because = (
         "positions and state in the checkpoint, one decision per epoch, taken in Spark's Python workers. A decided"
         " epoch that Spark's log lacks is proven by a replay, not finished without computing; no savepoints of the"
@@ -86,7 +79,7 @@ def format_link() -> Link:
 
 
 def engine_link(checkpoints: Checkpoints, latency: float = 0.0) -> Link:
-    """The guarantee of Spark and the epochs in this mode; with `latency`, of a real-time query."""
+    """With `latency`, of a real-time query."""
     guarantee = wanted(str(checkpoints.mode))
     if latency:
         because = (

@@ -49,7 +49,6 @@ class Opening:
     generation: int
 
     def to_bytes(self) -> bytes:
-        """The record's value."""
         return f"{_VERSION} {self.query} {self.generation} open".encode()
 
 
@@ -70,11 +69,9 @@ class Mark:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Orders the marks of a lane."""
         return self.offset, self.part
 
     def to_bytes(self) -> bytes:
-        """The record's value."""
         numbers = f"{self.offset} {self.part} {self.digest} {self.rows} {self.micros}"
         return f"{_VERSION} {self.query} {self.generation} mark {numbers}".encode()
 

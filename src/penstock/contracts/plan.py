@@ -28,14 +28,11 @@ class Outputs(Protocol):
     def write(self, frame: DataFrame, uid: str) -> None: ...
 
 
-Body = Callable[["DataFrame", Outputs], None]
-"""What a query does with an epoch: call `outputs.write` for each of its sinks."""
+Body = Callable[["DataFrame", Outputs], None]  # with an epoch: call `outputs.write` for each sink
 
 
 @dataclass(frozen=True)
 class QueryPlan:
-    """What a query is, before it runs."""
-
     uid: str
     frame: DataFrame
     sinks: Mapping[str, TwoPhaseSink]
@@ -49,13 +46,11 @@ class QueryPlan:
 
     @property
     def bounded(self) -> bool:
-        """Whether every source that it reads comes to an end."""
         known = self.sources
         return bool(known) and all(uid is not None and known[uid].bounded for uid in self.positions)
 
     @property
     def ends_with_what_is_there(self) -> bool:
-        """Whether it reads what is there now, and no more."""
         return self.bounded and any(source.ends_with_what_is_there for source in self.sources.values())
 
     def publish(self, job: str, barrier: Barrier) -> None:
@@ -65,7 +60,6 @@ class QueryPlan:
                 self.sources[uid].publish(job, uid, offset)
 
     def finished_at(self, barrier: Barrier) -> bool:
-        """Whether `barrier` is the end of every source."""
         uids, offsets = self.positions, barrier.offsets
         return len(offsets) == len(uids) and all(
             uid is not None and offset is not None and self.sources[uid].finished(offset)
@@ -75,15 +69,12 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class QueryProgress:
-    """How far a query has come: its newest complete epoch, and the newest one whose rows may be visible."""
-
     generation: int
-    completed: int
-    decided: int
+    completed: int  # the newest complete epoch
+    decided: int  # the newest epoch whose rows may be visible
 
 
 def source_links(plan: QueryPlan, plans: Iterable[QueryPlan]) -> list[Link]:
-    """What each source of `plan` gives, in a job of these plans."""
     places = [(uid, other.sources[uid]) for other in plans for uid in other.positions if uid is not None]
     links = []
     for place in plan.sources.items():

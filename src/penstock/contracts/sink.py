@@ -57,8 +57,6 @@ class WriterScope:
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """The numbers that a start-up check compares with a system's limits."""
-
     job: str
     interval_seconds: float
     timeout_seconds: float
@@ -85,12 +83,6 @@ class Leftover:
     started: float | None = None
     payload: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-
-
-__all__ = [
-    "CheckContext", "Committable", "Committer", "Finding", "Leftover", "Outcome", "Sink", "SinkScope", "TwoPhaseSink",
-    "Writer", "WriterScope",
-]  # fmt: skip
 
 
 class Writer(ABC):

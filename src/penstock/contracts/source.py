@@ -35,11 +35,9 @@ class EpochRead:
 class Source(ABC):
     """Small and without connections; positions live in Spark's checkpoint."""
 
+    #: Its reader needs the query's position, which Spark before 4.2 does not pass in a run over available input.
     paced_by_position: ClassVar[bool] = False
-    """Whether its reader needs the query's position, which Spark before 4.2 does not pass in a run over available
-    input."""
-    verifies: ClassVar[bool] = False
-    """Whether to call `verify` before each epoch that reads something."""
+    verifies: ClassVar[bool] = False  # whether to call `verify` before each epoch that reads something
 
     @abstractmethod
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
@@ -72,7 +70,6 @@ class Source(ABC):
 
     @property
     def bounded(self) -> bool:
-        """Whether the input ends."""
         return False
 
     @property

@@ -17,8 +17,8 @@ connection, so the marker decides, and while it is open the commit is sent again
 can reappear after a crash of the server; it is never committed, and the next sweep rolls it back again.
 
 A DROP ends a transaction here, so a staging table goes after the COMMIT, and one that is still there may be committed:
-its marker is read before it is moved. A sink has its table in its names (see `tables`), so a dialect of its own ends
-what was written for another table. `at` and `pruned` are the server's time as text, in UTC, which sorts like time."""
+its marker is read before it is moved. `at` and `pruned` are the server's time as text, in UTC, which sorts like
+time."""
 
 from __future__ import annotations
 

@@ -165,7 +165,6 @@ class Session:
         return bool(self._connection.open)
 
     def limit(self, deadline: Deadline) -> None:
-        """From now on a reply that does not arrive before the deadline counts as lost."""
         self.deadline = deadline
         self._connection._read_timeout = self._connection._write_timeout = max(0.5, deadline.remaining())
 

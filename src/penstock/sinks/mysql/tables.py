@@ -8,7 +8,6 @@ part of theirs.
     staging   penstock_stage_<digest of sink>_g<generation>_<random>
 
 The second half of an XA id, or the name of the staging table, is the writer's name: in its committable and its marker.
-`findings` asks the server for what must hold before a job may write, and writes nothing.
 """
 
 from __future__ import annotations
@@ -98,12 +97,10 @@ class Names:
         return None if generation is None else {"generation": generation}
 
     def quoted(self, table: str) -> str:
-        """A table of the same database in a statement."""
         return f"{quoted(self.database, '`')}.{quoted(table, '`')}"
 
 
-RowColumns = Sequence[tuple[str, str]]
-"""Name and kind of each column of the rows."""
+RowColumns = Sequence[tuple[str, str]]  # name and kind of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,6 @@ class Table:
 
 
 def read(session: Session, names: Names) -> Table | None:
-    """None if there is no such table."""
     kinds = session.query(
         "SELECT engine, table_type FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
         [names.database, names.table],
@@ -288,7 +284,7 @@ _RECOVER_DENIED = {1227, 1401}
 
 
 def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, columns: RowColumns | None) -> list[str]:
-    """Warnings; raises what cannot work."""
+    """Warnings; raises what cannot work. Writes nothing."""
     names = dialect.names
     with dialect.mapper.mapped("checking"):
         table = read(session, names)
@@ -298,20 +294,15 @@ def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, columns: 
             require(table, names, columns)
             if sink.keys:
                 require_key(unique_keys(session, names), names, sink.keys, table, columns or ())
-        texts = [*_mode(session, sink.mode)]
-        texts += _settings(session)
-        texts += list(_cut_times(table, columns))
+        texts = [*_mode(session, sink.mode), *_settings(session)]
         if table is None:
             collation(session, columns or (), sink.keys)
-        else:
-            texts += ambiguous_keys(table, sink.keys)
-        return texts
+            return texts
+        return [*texts, *_cut_times(table, columns or ()), *ambiguous_keys(table, sink.keys)]
 
 
 def _mode(session: Session, mode: str) -> Iterator[str]:
-    if mode not in ("auto", "two_phase"):
-        return
-    refusal = two_phase_refusal(session)
+    refusal = two_phase_refusal(session) if mode in ("auto", "two_phase") else None
     if refusal is None:
         return
     if mode == "two_phase":
@@ -345,14 +336,14 @@ def _settings(session: Session) -> Iterator[str]:
             to_do=ALLOW_LOADING,
         )
     most = int(variable(session, "max_connections") or 0)
-    free = most - status(session, "Threads_connected")
+    used = session.query("SHOW GLOBAL STATUS WHERE variable_name = 'Threads_connected'")
+    free = most - (int(used[0][1]) if used else 0)
     if most and free < _FEW_CONNECTIONS:
         yield f"{free} of {most} connections are free; every task that runs needs one, the driver up to five"
 
 
-def _cut_times(table: Table | None, columns: RowColumns | None) -> Iterator[str]:
-    for name, kind in columns or () if table is not None else ():
-        assert table is not None
+def _cut_times(table: Table, columns: RowColumns) -> Iterator[str]:
+    for name, kind in columns:
         column = next((column for column in table.columns if column.name.lower() == name.lower()), None)
         if kind in ("timestamp", "time") and column is not None and "(6)" not in column.type:
             yield f"column {name!r} is {column.type}: fractions of a second beyond its precision are cut"
@@ -370,11 +361,6 @@ def variable(session: Session, name: str) -> str | None:
     """A global setting; None where the server does not have it."""
     rows = session.query("SHOW GLOBAL VARIABLES WHERE variable_name = %s", [name])
     return str(rows[0][1]) if rows else None
-
-
-def status(session: Session, name: str) -> int:
-    rows = session.query("SHOW GLOBAL STATUS WHERE variable_name = %s", [name])
-    return int(rows[0][1]) if rows else 0
 
 
 def two_phase_refusal(session: Session) -> str | None:

@@ -1,9 +1,8 @@
 """Column types, and rows as the text that `LOAD DATA LOCAL INFILE` reads.
 
 A kind is a short word for what Spark and Arrow call a type: `bigint`, `int`, `smallint`, `tinyint`, `ubigint`,
-`boolean`, `double`, `float`, `decimal(p,s)`, `string`, `json`, `binary`, `date`, `timestamp`, `time`. It decides the
-column of a new table and the columns that its values may go into. Rows become text column by column, by Arrow's own
-kernels, without a Python object per row; the joined column's buffer goes to the server.
+`boolean`, `double`, `float`, `decimal(p,s)`, `string`, `json`, `binary`, `date`, `timestamp`, `time`. Rows become text
+column by column, by Arrow's own kernels, without a Python object per row.
 """
 
 from __future__ import annotations
@@ -220,7 +219,13 @@ def _text(column: pa.Array, name: str) -> pa.Array:
         case "boolean":
             column = column.cast(pa.uint8())
         case "double" | "float":
-            _refuse_not_finite(column, name)
+            bad = column.filter(pc.invert(pc.is_finite(column)))
+            if len(bad):
+                value = bad[0].as_py()
+                raise DataError(
+                    f"Column {name!r} holds {value}, which MySQL cannot store.",
+                    to_do=f"replace it in the query, for instance with null: nullif({name}, double('{value}')).",
+                )
             if pa.types.is_float16(column.type):
                 column = column.cast(pa.float32())
         case "date":
@@ -232,16 +237,6 @@ def _text(column: pa.Array, name: str) -> pa.Array:
         case "time":
             column = column.cast(pa.time64("us"), safe=False)
     return column.cast(pa.string())
-
-
-def _refuse_not_finite(column: pa.Array, name: str) -> None:
-    bad = pc.invert(pc.is_finite(column))
-    if pc.any(bad).as_py():
-        value = column.filter(bad)[0].as_py()
-        raise DataError(
-            f"Column {name!r} holds {value}, which MySQL cannot store.",
-            to_do=f"replace it in the query, for instance with null: nullif({name}, double('{value}')).",
-        )
 
 
 def _escaped(text: pa.Array) -> pa.Array:

@@ -4,8 +4,7 @@
     staged      CREATE staging · load into it · fence                                   payload: the table's name
 
 A staging table is an ordinary InnoDB one: it must outlive a crash of the server, since the decision to move its rows
-may have been made by then. A prepared transaction is durable and invisible, whether this process, its connection or the
-server lives or not."""
+may have been made by then."""
 
 from __future__ import annotations
 
@@ -93,7 +92,6 @@ class MySqlWriter(Writer):
             session.close()
 
     def _undo(self, session: Session) -> None:
-        """Roll back the open or prepared transaction, or drop the staging table."""
         if self._staged:
             session.execute(f"DROP TABLE IF EXISTS {self._names.quoted(self.name)}")
             return

@@ -97,8 +97,7 @@ class Server:
     def __str__(self) -> str:
         known = self._known()
         host = known.get("host") or known.get("hostaddr") or "localhost"
-        ports = known.get("port", "")
-        database = known.get("dbname", "")
+        ports, database = known.get("port"), known.get("dbname")
         return f"{host}{f':{ports}' if ports else ''}{f'/{database}' if database else ''}"
 
     def __repr__(self) -> str:
@@ -112,7 +111,7 @@ class Server:
             # The user's timeouts override these.
             timeouts = {name: value for name, value in _PATIENCE.items() if f"{name}=" not in conninfo}
             # Rows are sent as UTF-8 whatever the database's encoding is; the server converts.
-            text: str = client().make_conninfo(conninfo, **{**timeouts, **self.options, "client_encoding": "UTF8"})
+            return str(client().make_conninfo(conninfo, **{**timeouts, **self.options, "client_encoding": "UTF8"}))
         except client().psycopg.Error:
             # libpq's message repeats what it could not parse, which may be a password.
             raise errors.ConfigurationError(
@@ -120,10 +119,8 @@ class Server:
                 to_do="write postgresql://user@host:5432/database or libpq's keywords, with special characters of a "
                 "password percent-encoded, or pass the password as a keyword.",
             ) from None
-        return text
 
     def scrubbed(self, text: str) -> str:
-        """`text` without any secret of the connection parameters."""
         secrets = {str(value) for name, value in self._known().items() if value and is_secret(name)}
         if self._is_url:
             secrets.add(_URL.match(self.conninfo)["password"] or "")  # type: ignore[index]
@@ -162,7 +159,7 @@ class Line:
         self._connection: Any = None
 
     def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run one statement in its own transaction, or in the one that `begin` opened; its rows."""
+        """Run one statement, in its own transaction unless `begin` opened one; its rows."""
         with self._within() as connection:
             cursor = connection.execute(statement, parameters)
             return list(cursor.fetchall()) if cursor.description is not None else []
@@ -178,7 +175,6 @@ class Line:
         self.ask(SETTINGS, self._name, f"{max(1, int(seconds * 1000))}ms")
 
     def limit(self, deadline: Deadline) -> None:
-        """From now on no reply is waited for beyond the deadline."""
         self.deadline = deadline
 
     @property
@@ -186,7 +182,6 @@ class Line:
         return self._connection is not None and not self._connection.closed
 
     def close(self) -> None:
-        """Close; the server rolls back an open transaction."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(Exception):
@@ -210,7 +205,6 @@ class Line:
             cut.join()  # or it might cut a later connection with the same file number
 
     def connect(self) -> Any:
-        """Connect now, unless connected; psycopg's connection."""
         if not self.open:
             psycopg = client().psycopg
             seconds = max(2, min(10, int(self.deadline.remaining())))  # libpq treats less than two as no limit
@@ -324,7 +318,6 @@ def _text(value: str | bytes) -> str:
 
 
 def mapper(server: Server, table: str) -> ErrorMapper:
-    """The errors of either client."""
     drivers = (client().psycopg.Error, client().dbapi.Error)
     return ErrorMapper(SYSTEM, str(server), table, RULES, drivers, partial(fault_of, server))
 

@@ -10,9 +10,8 @@ What its answers prove, beside the table in `penstock.sinks.sql.dialect`:
 | LOCK TABLE of a staging table: 42P01, no such table | moved, with its marker, or dropped: the marker decides |
 | LOCK TABLE succeeds | not moved, and no other session can move it now |
 
-A sink is its job and its uid (`SinkScope.prefix`), so a committable for another table is ended here too; MySQL's sinks
-have the table in their names. `at` and `pruned` are microseconds since 1970. The sweep identifies sessions that could
-still prepare by their `application_name`, and terminates them."""
+A sink is its job and its uid (`SinkScope.prefix`), so a committable for another table is ended here too. `at` and
+`pruned` are microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -235,7 +234,6 @@ class PostgresDialect(Dialect[Line]):
 
 
 def move_statement(payload: Mapping[str, Any], source: str) -> str:
-    """The statement that moves one staging table: a plain insert, or insert-or-update by key."""
     target = ".".join(map(quoted, payload["target"]))
     columns = ", ".join(map(quoted, payload["columns"]))
     key = ", ".join(map(quoted, payload["key"]))

@@ -1,7 +1,4 @@
-"""The target table and the sink's own tables: read, compared with the rows, created; and the check before a start.
-
-`check` asks the server for what must hold before a job may write. It writes nothing.
-"""
+"""The target table and the sink's own tables: read, compared with the rows, created; and the check before a start."""
 
 from __future__ import annotations
 
@@ -52,6 +49,7 @@ SELECT c.oid::bigint, c.relkind::text, ARRAY(
       AND (p.relkind = 'f' OR p.relkind = 'r' AND p.relpersistence <> 'p') ORDER BY 1)
 FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)
 """
+# The columns of each unique index that ON CONFLICT can use.
 _UNIQUE = """
 SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
@@ -95,11 +93,6 @@ def inserted(ask: Ask, table: Table) -> int | None:
     return None if count is None else int(count)
 
 
-def unique_keys(ask: Ask, table: Table) -> list[list[str]]:
-    """The columns of each unique index that `ON CONFLICT` can use, in the order of their names."""
-    return [list(row[0]) for row in ask(_UNIQUE, table.oid)]
-
-
 def fits(schema: pa.Schema, shown: Sequence[str], table: Table, place: Place) -> None:
     """`SchemaMismatch` where rows of `schema` do not go into `table`; `shown` are the types' names in messages."""
     types = {field.name: field.type for field in schema}
@@ -129,7 +122,6 @@ def has_own_tables(ask: Ask, place: Place) -> bool:
 
 
 def is_known(ask: Ask, place: Place, prefix: str) -> bool:
-    """Whether the sink's own tables are there, and its row in them."""
     return has_own_tables(ask, place) and bool(ask(f"SELECT FROM {place.sinks} WHERE sink = $1", prefix))
 
 
@@ -144,7 +136,6 @@ def make_known(ask: Ask, place: Place, prefix: str, since: int | None) -> None:
 
 
 def own_tables(place: Place) -> tuple[str, ...]:
-    """The statements that create the sink's own tables, also for an administrator where the sink may not."""
     markers = (
         f"CREATE TABLE IF NOT EXISTS {place.markers} (sink text NOT NULL, writer text NOT NULL, epoch bigint NOT NULL, "
         "generation bigint NOT NULL, at bigint NOT NULL, PRIMARY KEY (sink, writer))"
@@ -157,7 +148,6 @@ def own_tables(place: Place) -> tuple[str, ...]:
 
 
 def new_table(place: Place, schema: StructType, key: Sequence[str]) -> str:
-    """The statement that creates the target table for a DataFrame's schema, with `key` as its primary key."""
     columns = [f"{quoted(field.name)} {column_type(field.dataType)}" for field in schema.fields]
     if key:
         columns.append(f"PRIMARY KEY ({', '.join(map(quoted, key))})")
@@ -177,7 +167,7 @@ _OLDEST = 12
 
 
 def check(sink: PostgresSink, context: CheckContext, planned: StructType | None) -> list[str]:
-    """Warnings; raises what cannot work."""
+    """Warnings; raises what cannot work. Writes nothing."""
     with sink.line("penstock check", _SECONDS) as line, mapper(sink.server, str(sink.place)).mapped("checking"):
         line.begin(_SECONDS)  # a pooler may allow statements, and no transactions
         line.ask("ROLLBACK")
@@ -259,7 +249,7 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
                 f"This user has no right to {right} on {place} at {sink.server}.",
                 to_do=f"GRANT {right} ON {place} TO the user of the sink.",
             )
-    if sink.key and sorted(sink.key) not in [sorted(key) for key in unique_keys(ask, table)]:
+    if sink.key and sorted(sink.key) not in [sorted(key) for (key,) in ask(_UNIQUE, table.oid)]:
         raise ConfigurationError(
             f"Mode upsert needs a unique index of {place} on exactly {', '.join(sink.key)}, and there is none.",
             to_do=f"CREATE UNIQUE INDEX ON {place.target} ({', '.join(sink.key)}).",
@@ -280,7 +270,6 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
 
 
 def _require_own(sink: PostgresSink, ask: Ask) -> None:
-    """The sink's own tables exist, or can be created."""
     staged = sink.settled_mode(ask) == "staged"
     if staged or not has_own_tables(ask, sink.place):
         what = "create staging tables" if staged else f"run: {'; '.join(own_tables(sink.place))}"

@@ -43,7 +43,7 @@ class PgColumn(Column):
 
 
 class Refused(Exception):
-    """Why a value cannot go into a column."""
+    """Why a type cannot go into a column."""
 
 
 class Unstorable(Exception):
@@ -90,7 +90,6 @@ def route(kind: pa.DataType, column: PgColumn) -> Route:
 
 
 def refusal(kind: pa.DataType, column: PgColumn) -> str | None:
-    """Why `kind` cannot go into `column`; None if it can."""
     try:
         route(kind, column)
     except Refused as reason:
@@ -204,9 +203,8 @@ def _as_uuid(values: pa.Array, name: str) -> pa.Array:
     if pc.any(wrong).as_py():
         raise Unstorable(f"column {name!r} is a uuid, and {values.filter(wrong)[0].as_py()!r:.60} is none.")
     digits = "".join(plain.fill_null("0" * 32).to_pylist())
-    sixteen = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(16), len(values), [None, pa.py_buffer(bytes.fromhex(digits))]
-    )
+    buffers = [None, pa.py_buffer(bytes.fromhex(digits))]
+    sixteen = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(values), buffers)
     return pc.if_else(pc.is_valid(values), sixteen, pa.scalar(None, pa.binary(16)))
 
 
@@ -224,8 +222,7 @@ def column_type(kind: DataType) -> str:
     inner = _atomic(kind.elementType) if isinstance(kind, ArrayType) else None
     if inner is not None:
         return f"{inner}[]"
-    atomic = _atomic(kind)
-    if atomic is not None:
+    if (atomic := _atomic(kind)) is not None:
         return atomic
     if is_nested(kind):
         return "jsonb"
@@ -236,7 +233,6 @@ def column_type(kind: DataType) -> str:
 
 
 def goes_as_json(kind: DataType) -> bool:
-    """Whether values of this type are rendered as JSON before they are written."""
     return is_nested(kind) and column_type(kind) == "jsonb"
 
 

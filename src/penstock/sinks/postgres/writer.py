@@ -3,11 +3,9 @@
     two_phase   BEGIN · COPY into the table · marker · fence · PREPARE TRANSACTION      payload: the transaction's name
     staged      BEGIN · CREATE staging · COPY into it · fence · COMMIT                  payload: the table's name
 
-A staging table is an ordinary, logged one. An unlogged one would be faster and empty after a crash of the server: a
-decided epoch would be lost.
-
-Rows travel as binary COPY made from Arrow by ADBC. Columns that only have a text form (inet, ranges, geometry, …) make
-the whole table go as COPY's CSV instead, which takes about three times as long.
+A staging table is an ordinary, logged one: an unlogged one is empty after a crash of the server. Rows travel as binary
+COPY made from Arrow by ADBC. Columns that only have a text form (inet, ranges, geometry, …) make the whole table go as
+COPY's CSV instead, which takes about three times as long.
 """
 
 from __future__ import annotations
@@ -58,7 +56,6 @@ class ArrowSession:
         self._cursor.execute(statement)
 
     def load(self, schema: str, table: str, rows: pa.Table) -> None:
-        """COPY `rows` into a table, by column name."""
         self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
 
     def park(self) -> None:
@@ -132,7 +129,6 @@ class _Pool:
             self._lent.add(session)
 
     def close(self) -> None:
-        """Close every connection that this process has opened."""
         with self._lock:
             ours = self._pid == os.getpid()
             idle, self._idle = self._idle, {}
@@ -181,7 +177,6 @@ def _close(thing: Any) -> None:
 
 
 _POOL = _Pool()
-
 
 #: Rows and bytes that are gathered into one COPY: each costs about a millisecond of its own.
 _ROWS, _BYTES = 100_000, 32 << 20
@@ -283,7 +278,6 @@ class PostgresWriter(Writer):
                 raise
 
     def _look(self, schema: pa.Schema) -> None:
-        """Compare the rows with the table, choose a route for every column, and create the staging table."""
         session = self._open_session()
         with self._mapper.mapped("reading the table"):
             table = tables.find(session.ask, self._place)
@@ -299,7 +293,9 @@ class PostgresWriter(Writer):
                 session = self._open_session()
             mode = self._scope.hints.get("mode") or self._sink.settled_mode(session.ask)
             if not tables.is_known(session.ask, self._place, self._scope.sink.prefix):
-                self._settle()
+                # No driver has created them; this transaction sees them as soon as they exist.
+                with self._sink.line("penstock", _UNDO_SECONDS) as line:
+                    self._sink.settle(self._scope.sink.prefix, line, since=self._at)
             self._staged = mode != "two_phase"
             self._table = table
             self._inserted = None if self._staged else tables.inserted(session.ask, table)
@@ -320,15 +316,9 @@ class PostgresWriter(Writer):
         if there != self._total:
             raise self._mapper.not_all(self._total, there)
 
-    def _settle(self) -> None:
-        """Create the sink's own tables where no driver has; this transaction sees them as soon as they exist."""
-        with self._sink.line("penstock", _UNDO_SECONDS) as line:
-            self._sink.settle(self._scope.sink.prefix, line, since=self._at)
-
     def _load(self) -> None:
         if not self._waiting:
             return
-
         session = self._open_session()
         rows = pa.Table.from_batches(self._waiting)
         try:

@@ -50,7 +50,6 @@ class Lane(Generic[C]):
         return self._connection is not None and self._connection.open
 
     def take(self, deadline: Deadline) -> C:
-        """The connection, limited to the deadline."""
         if self._connection is None or not self._connection.open:
             self._connection = self._dialect.connect(deadline)
         self._connection.limit(deadline)
@@ -93,7 +92,6 @@ class Moves(Generic[C]):
         self._held: frozenset[str] | None = None  # the writers that the open transaction has moved; None: none is open
 
     def hold(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> None:
-        """Carry out the move of all of `staged` and leave it uncommitted."""
         self.release()
         names = frozenset(map(name_of, staged))
 
@@ -221,7 +219,6 @@ class SqlCommitter(Committer, Generic[C]):
         return {"mode": self._mode, "fence": self._fence}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
-        """Every prepared transaction must be there; staged rows are moved, up to the COMMIT."""
         self._look_back(deadline)
         prepared, staged = split(committables)
         if prepared:
@@ -318,7 +315,6 @@ class SqlCommitter(Committer, Generic[C]):
             lane.close()
 
     def _known_again(self, committables: Sequence[Committable]) -> list[Committable]:
-        """Those that are looked up again."""
         return [committable for committable in committables if self._dialect.looks_back and name_of(committable)]
 
     def _committed_again(

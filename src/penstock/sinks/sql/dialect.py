@@ -15,7 +15,7 @@ A commit is proven by a marker row, written in the very transaction that makes a
 `at` is the server's time at which the writer began; its committable carries it too. `pruned` is the largest `at` of all
 markers ever pruned for this sink, at first the time when its row was created: if these tables are dropped, they are
 created again, and earlier writers are unknown, not lost. So a missing marker of a younger writer never existed. Each
-dialect decides in which form times are compared, and how an open transaction differs from one that is gone.
+dialect decides in which form times are compared.
 
 `fence` counts the sweeps of a sink. A sweep raises it before it ends sessions and looks for leftovers; a writer
 compares it, as its last step before it prepares, with the one its driver read. So the sweep ends a writer that was

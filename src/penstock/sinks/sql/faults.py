@@ -1,7 +1,7 @@
 """One mapper from a driver's errors to Penstock's, over a table of rules that each dialect brings.
 
-A driver's error is read into a `Fault` (code, text, no secrets); the first `Rule` that fits says which error it is; a
-rule without words of its own gets those of `_WORDS`, so that all databases speak with one voice."""
+The first `Rule` that fits a `Fault` says which error it is; a rule without words of its own gets those of `_WORDS`, so
+that all databases speak with one voice."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ _TABLE = re.compile(rf"(?:{_NAME}\.)?{_NAME}")
 
 
 def digest(prefix: str, length: int = 16) -> str:
-    """A short name for a sink, for places that take only some characters."""
     return sha256(prefix.encode()).hexdigest()[:length]
 
 
@@ -58,7 +57,6 @@ def numbers_in(name: str, prefix: str) -> dict[str, Any] | None:
 
 
 def staging_prefix(prefix: str) -> str:
-    """What the names of all staging tables of a sink begin with."""
     return f"penstock_stage_{digest(prefix)}_g"
 
 
@@ -114,7 +112,6 @@ MODES: dict[str, str] = {
 
 
 def check_mode(sink: str, mode: str, key: Sequence[str]) -> None:
-    """`ConfigurationError` for an unknown mode, for upsert without a key, and for a key that the mode does not use."""
     wrong = to_do = ""
     if mode not in MODES:
         wrong, to_do = f"{sink} has no mode {mode!r}.", f"use one of {', '.join(MODES)}."
@@ -131,7 +128,6 @@ def check_mode(sink: str, mode: str, key: Sequence[str]) -> None:
 
 
 def check_length(system: str, table: str, length: int, longest: int, unit: str) -> None:
-    """`ConfigurationError` for a table's name that is longer than the database takes."""
     if length > longest:
         raise ConfigurationError(
             f"The table's name {table!r} is longer than the {longest} {unit} {system} takes.",
@@ -140,7 +136,6 @@ def check_length(system: str, table: str, length: int, longest: int, unit: str) 
 
 
 def require_key(where: str, missing: Sequence[str], columns: Sequence[str]) -> None:
-    """`SchemaMismatch` for columns of a key that the rows do not have."""
     if missing:
         raise SchemaMismatch(
             f"The key of {where} has columns that the rows do not have: {', '.join(missing)}.",
@@ -190,11 +185,9 @@ def compare(
 
 
 def hint(name: str, there: Iterable[str]) -> str:
-    """The column that may have been meant, for a message."""
-    close = next((column for column in there if column.lower() == name.lower()), None)
-    if close is None:
-        close = next(iter(difflib.get_close_matches(name, list(there), n=1)), None)
-    return "" if close is None else f" (it has {close!r})"
+    same = [column for column in there if column.lower() == name.lower()]
+    close = same or difflib.get_close_matches(name, list(there), n=1)
+    return f" (it has {close[0]!r})" if close else ""
 
 
 def require_values(batch: pa.RecordBatch, key: Sequence[str], system: str, table: str) -> None:
@@ -214,10 +207,11 @@ def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals
     they are. Keys of maps become text, see `sinks.files.text`."""
     from pyspark.sql import functions as f
 
-    refuse_keys([field for field in frame.schema.fields if as_json(field.dataType)], "The sink")
-    if not any(as_json(field.dataType) for field in frame.schema.fields):
+    nested = [field for field in frame.schema.fields if as_json(field.dataType)]
+    refuse_keys(nested, "The sink")
+    if not nested:
         return frame
-    chosen, select = [], frame.select
+    chosen, select = [], frame.select  # first: a frame that is out of reach refuses here, see `Columns`
     for field in frame.schema.fields:
         column = f.col(quoted(field.name, "`"))
         if as_json(field.dataType):

@@ -160,7 +160,6 @@ def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatc
 
 
 def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
-    """`SchemaMismatch` if the table cannot be partitioned by those columns."""
     wrong = []
     for name in by:
         if name not in table.names:

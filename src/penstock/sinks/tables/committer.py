@@ -1,6 +1,6 @@
 """The driver's side of both table sinks: one commit of the table for an epoch, proven by the table's own history.
 
-How a commit is proven. The table's log is a line, and a data file's name carries a random token:
+The table's log is a line, and a data file's name carries a random token:
 
 | token in the log since it was sealed | file | means |
 |---|---|---|
@@ -223,7 +223,6 @@ class TableCommitter(Committer):
         )
 
     def _described(self, committable: Committable, file: Mapping[str, Any], known: Known) -> Any:
-        """A file for the table's log, from its footer and its marker."""
         storage = self._target.storage(known)
         with contextlib.closing(storage.open(file["name"])) as stream:
             metadata = pq.read_metadata(stream)
@@ -304,8 +303,6 @@ class TableCommitter(Committer):
 
 
 class _Dangling(NamedTuple):
-    """A file that a writer once opened, by its marker."""
-
     marker: str
     generation: int
     name: str

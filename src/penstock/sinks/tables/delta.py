@@ -169,7 +169,7 @@ class DeltaTarget(Target):
                     entry = self._tree.read(_entry(version))
                 except FileNotFoundError:
                     return History(frozenset(added), frozenset(swept), complete=False)
-                for action in _actions(entry):
+                for action in map(json.loads, filter(bytes.strip, entry.splitlines())):
                     token = token_of(action["add"]["path"]) if "add" in action else None
                     if token:
                         added.add(token)
@@ -240,10 +240,6 @@ def _entry(version: int) -> str:
     return f"{_LOG}/{version:020d}.json"
 
 
-def _actions(entry: bytes) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in entry.splitlines() if line.strip())
-
-
 class DeltaFiles(DeltaStorageHandler):
     """`deltalake`'s file system for pyarrow, with streams that take pyarrow's buffers."""
 
@@ -252,8 +248,6 @@ class DeltaFiles(DeltaStorageHandler):
 
 
 class _Bytes(io.RawIOBase):
-    """The library's stream takes only `bytes`."""
-
     def __init__(self, stream: Any) -> None:
         super().__init__()
         self._stream = stream
@@ -265,7 +259,7 @@ class _Bytes(io.RawIOBase):
         return int(self._stream.tell())
 
     def write(self, data: Any) -> int:
-        content = bytes(data)
+        content = bytes(data)  # the library's stream takes nothing else
         self._stream.write(content)
         return len(content)
 

@@ -74,8 +74,8 @@ class IcebergTarget(Target):
         partition_by: tuple[str, ...],
         scope: SinkScope | None,
     ) -> None:
-        self._name, self._catalog_name, self.options = table, catalog, dict(properties)
-        self._partition_by = partition_by
+        self._name, self._catalog_name, self._partition_by = table, catalog, partition_by
+        self.options = dict(properties)
         self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
         self._pages = Pages(self._tree, private_folder(scope, "taken") if scope is not None else "")
         self.where = f"Iceberg table {table} of catalog {catalog}"
@@ -156,11 +156,12 @@ class IcebergTarget(Target):
         ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, metadata.properties)
         for path in _without_bounds(file.metadata) & ids.keys():
             plan[ids[path]] = replace(plan[ids[path]], mode=MetricsMode(MetricModeTypes.COUNTS))
+        values = ((value - _EPOCH_DAY).days if isinstance(value, date) else value for value in file.values)
         return DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=f"{known.extra['root']}/{file.name}",
             file_format=FileFormat.PARQUET,
-            partition=Record(*map(_internal, file.values)),
+            partition=Record(*values),
             file_size_in_bytes=file.size,
             sort_order_id=None,
             spec_id=metadata.default_spec_id,
@@ -233,11 +234,6 @@ def _without_bounds(metadata: FileMetaData) -> set[str]:
         for number in range(metadata.num_columns)
     )
     return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not has_bounds(chunk.statistics)}
-
-
-def _internal(value: Any) -> Any:
-    """A partition value as Iceberg keeps it: dates are days."""
-    return (value - _EPOCH_DAY).days if isinstance(value, date) else value
 
 
 class SyncedFileIO(PyArrowFileIO):

@@ -68,7 +68,6 @@ class Pages:
             self._tree(mark["root"]).remove(f"{self._folder}/{mark['page']}")
 
     def prune(self, mark: Mapping[str, Any]) -> None:
-        """Now and then, remove pages that are too old to be needed."""
         if mark["commits"] % PRUNE_EVERY:
             return
         tree = self._tree(mark["root"])

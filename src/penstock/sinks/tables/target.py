@@ -1,9 +1,8 @@
 """The interface between the shared part of the table sinks and Delta or Iceberg, and what both formats share.
 
 A table's own log is a line: every commit is made against the state before it, and of two made against the same state
-one fails. All proofs rest on that. A data file carries its writer's random token in its name, and `history` tells
-which tokens the table has taken or given up since a position. `append` succeeds only against the very state that was
-last looked at, so no other writer can have taken a token between "not taken yet" and "taken now".
+one fails. All proofs rest on that: `append` succeeds only against the very state that was last looked at, so no other
+writer can have taken a token between "not taken yet" and "taken now".
 """
 
 from __future__ import annotations
@@ -84,13 +83,9 @@ class Change:
 class Target(ABC):
     """One table, for one sink. Not for several threads at once."""
 
-    where: str
-    """For messages: "Delta table /data/orders"."""
-
-    options: dict[str, str]
-    """Of the library; their secrets are hidden in messages."""
-    errors: tuple[type[Exception], ...]
-    """Those of the library."""
+    where: str  # for messages: "Delta table /data/orders"
+    options: dict[str, str]  # of the library; their secrets are hidden in messages
+    errors: tuple[type[Exception], ...]  # of the library
 
     @contextlib.contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -137,8 +132,6 @@ class Target(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A complete data file."""
-
     name: str
     size: int
     metadata: FileMetaData

@@ -144,11 +144,8 @@ class TableWriter(Writer):
 
 
 class DataFile(ParquetEncoder):
-    """One Parquet file of a table while it is written.
-
-    Columns with NaN have no statistics in the footer, see `sinks.files.encode`. They are chosen when the first row
-    group is written; later rows with NaN in another column go into a new file (`takes`).
-    """
+    """Columns with NaN have no statistics in the footer, see `sinks.files.encode`. They are chosen when the first row
+    group is written; later rows with NaN in another column go into a new file (`takes`)."""
 
     def __init__(
         self, name: str, file: StagedFile, schema: pa.Schema, compression: str, values: tuple[Any, ...]
