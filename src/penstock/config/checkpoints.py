@@ -36,9 +36,24 @@ class Retention(StrEnum):
 class Checkpoints:
     """How often epochs are cut, what they promise, and where checkpoints and the ledger live.
 
-    Each argument is a setting too, and `docs/reference/settings.md` says what it means. `storage` may be `memory:`, a
-    temporary folder, in memory where the machine has such, that is gone with the process. What is given here wins over
-    a configuration file; what is not given may be set there, and `-D` wins over both.
+    `interval` 0 starts each epoch as soon as the one before is complete. `storage` is a folder: a path, a `file:` URI
+    or any Hadoop file system URI; `memory:` is a temporary folder, in memory where the machine has such, that is gone
+    with the process. `mode`: see `Mode`. `timeout`: an epoch that is not prepared after this is aborted, and a failed
+    checkpoint. `min_pause`: at least this long from the end of one epoch to the work of the next. `max_concurrent`: how
+    many epochs may be under way; above 1, the next is prepared while the one before commits. `tolerable_failures`:
+    how many checkpoints in a row may fail before the job does. `unaligned`: the checkpoint does not wait for a slow
+    sink, its rows go into the in-flight log; `aligned_timeout`: only once the sink has been waited for this long.
+    `inflight_limit`: bytes in that log beyond which the job slows down. `retention`: what `cancel` does with the
+    checkpoints; `num_retained`: how many complete ones are kept. `final_checkpoint`: whether bounded inputs end with a
+    committed epoch. `commit_timeout` is how long a decided epoch's commits are tried and proven before the query
+    restarts, `abort_timeout` how long aborting may take. `retained` is how many decided epochs the ledger keeps for
+    looking back. `savepoint_dir` is where savepoints go for which no folder is named. `trusted_schemes`: storage that
+    is used on your word that of two creates of one name only one succeeds. `storage_is_shared`: your word that a path
+    of this machine is the same folder on all workers of a cluster. `latency`: above 0, queries of `job.write` that name
+    none run in real time, and their rows become visible about this often; `interval`, 10 seconds unless given, is then
+    how often positions are recorded.
+
+    What is given here wins over a configuration file; what is not given may be set there, and `-D` wins over both.
     """
 
     interval: float | str = 0.0
@@ -123,7 +138,7 @@ _NAMES = tuple(argument.name for argument in fields(Checkpoints) if argument.ini
 
 
 def find_contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Two names that contradict each other, and why."""
+    """Two names out of these values that contradict each other, and why."""
     exactly_once = values["mode"] == Mode.EXACTLY_ONCE
     if values["unaligned"] and not exactly_once:
         return "unaligned", "mode", "unaligned checkpoints exist for exactly_once"

@@ -66,8 +66,12 @@ class RestartStrategy:
         immediate_after: float | str | None = None,
     ) -> RestartStrategy:
         """Each pause `multiplier` times the one before, up to `maximum`, give or take `jitter` of it; the first is
-        `initial`, one second where it is not given. `attempts` None is without end. `immediate_after` is 10 seconds,
-        unless `initial` is given, which then holds for every restart. `docs/reference/settings.md` says the rest.
+        `initial`, one second where it is not given.
+
+        A run that lasted `reset_after` starts pauses and count over. `attempts` is how many restarts there may be
+        before that; None is without end. The restart after a run that lasted `immediate_after` comes without a pause,
+        the next after one twice as long, and so on: 10 seconds, unless `initial` is given, which then holds for every
+        restart.
         """
         if immediate_after is None:
             immediate_after = "10s" if initial is None else _NEVER
@@ -105,7 +109,7 @@ class RestartStrategy:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """For another process; `from_dict` makes it again. Fit for JSON."""
         return {name: None if value == _NEVER else value for name, value in asdict(self).items()}
 
     @classmethod
@@ -196,6 +200,7 @@ RESTART_OPTIONS = (
 
 
 def build_strategy(kind: str, values: Mapping[str, Any]) -> RestartStrategy:
+    """The strategy that the options describe, by their names in the registry; other strategies' are left out."""
     mine = {name.removeprefix(f"{kind}."): value for name, value in values.items() if name.startswith(f"{kind}.")}
     strategy: RestartStrategy = getattr(RestartStrategy, kind.replace("-", "_"))(**mine)
     return strategy

@@ -77,13 +77,15 @@ class StateBackend:
     ) -> StateBackend:
         """State in RocksDB on the executors' disks, for state larger than memory.
 
-        `changelog`: shorter epochs, longer recovery. `managed_memory` is the default, and `memory_limit` 500 MB,
-        Spark's default. `docs/reference/settings.md` says what each means.
+        `changelog`: each epoch writes the changes, not RocksDB's files; shorter epochs, longer recovery.
+        `managed_memory` (the default): all RocksDBs of an executor share one bounded memory, `memory_limit` large (500
+        MB, Spark's default, if not given); `write_buffer_ratio` of it for writes, `high_priority_ratio` for indexes.
         """
         return cls(Backend.ROCKSDB, changelog, managed_memory, memory_limit, write_buffer_ratio, high_priority_ratio)
 
     @property
     def given(self) -> dict[str, Any]:
+        """What was written down, by the names of the arguments."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def conf(self) -> dict[str, tuple[str, str]]:

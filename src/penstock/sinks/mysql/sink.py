@@ -27,13 +27,22 @@ if TYPE_CHECKING:
 class MySqlSink(TwoPhaseSink):
     """Exactly once into one InnoDB table of MySQL (8.0 or later) or MariaDB (10.5 or later).
 
-    `mode` says how an epoch becomes visible: `two_phase` task by task, within milliseconds; `staged` at once, for
-    servers without XA and for rows of one epoch that lock each other out; `upsert` as staged, by `key`; `auto` is
-    two_phase where the server can, else staged. `docs/how-to/mysql.md` has all arguments, and what each mode needs.
+    * `mode="two_phase"`: each task loads into the table inside an XA transaction and leaves it prepared; the driver
+      commits. The rows of one epoch become visible transaction by transaction, within milliseconds.
+    * `mode="staged"`: each task loads a table of its own; the driver moves all of them in one transaction, so an epoch
+      becomes visible at once. For servers without XA, and for rows of one epoch that lock each other out.
+    * `mode="upsert"`: staged, and a row whose `key` is there already is updated. Needs a unique index on `key`. Of
+      several rows with one key in one epoch, the last of its partition counts.
+    * `mode="auto"` (default): two_phase where the server can, else staged.
 
-    Columns are matched by name, and a difference is an error. Times are stored in UTC. `options` are keyword arguments
-    of pymysql; they and the password never appear in a message, a log or the ledger. Two small tables,
-    `penstock_markers` and `penstock_sinks`, are made in the same database: they prove commits.
+    `table` is a name, or `database.table`. With `create` a missing one is made from the DataFrame's schema before the
+    first row; nested columns become JSON. Columns are matched by name, and a difference is an error. Times are stored
+    in UTC. A statement waits at most `lock_timeout` for a lock that another transaction holds.
+
+    `options` are keyword arguments of pymysql (`ssl_ca`, `unix_socket`, …); they and the password never appear in a
+    message, a log or the ledger.
+
+    Two small tables, `penstock_markers` and `penstock_sinks`, are made in the same database: they prove commits.
     """
 
     shapes_once: ClassVar[bool] = True
@@ -121,6 +130,7 @@ class MySqlSink(TwoPhaseSink):
                 raise
 
     def redirected(self, suffix: str) -> MySqlSink:
+        """The same sink on another table, whose name has `suffix` behind it."""
         database, table = self.target
         return replace(self, table=f"{quoted(database, '`')}.{quoted(table + suffix, '`')}")
 
@@ -149,6 +159,7 @@ class MySqlSink(TwoPhaseSink):
             yield session
 
     def _ready(self, session: Session, names: Names, columns: RowColumns) -> Table:
+        """In a task, before its first row: the table, compared with the rows."""
         from penstock.sinks.mysql import tables
 
         if self.columns is not None and [name for name, _ in self.columns] == [name for name, _ in columns]:

@@ -36,13 +36,25 @@ class PostgresSink(TwoPhaseSink):
         PostgresSink("postgresql://app@db/shop", table="public.orders", password=…)
         PostgresSink(host="db", dbname="shop", user="app", table="orders", mode="upsert", key=["id"])
 
-    The server is a URL, libpq's `key=value` string, or keywords; passwords never appear in a message, a log or the
-    ledger. `mode` says how an epoch becomes visible: `two_phase` writer by writer, within milliseconds; `staged` at one
-    instant, for servers without prepared transactions; `upsert` as staged, by `key`; `auto` is `two_phase` where the
-    server allows it, else `staged`. `docs/how-to/postgres.md` has all arguments, and what each mode needs.
+    The server is a URL, libpq's `key=value` string, or keywords; passwords may also come from `PGPASSWORD` or libpq's
+    password file, on the driver and on every machine that runs tasks. They never appear in a message, a log or the
+    ledger.
 
-    Columns are matched by name, and a difference is an error before the first row. The sink keeps two small tables and,
-    in the staged modes, staging tables in `own_schema`, by default that of the table.
+    `mode` says how an epoch becomes visible:
+
+    - `two_phase`: one prepared transaction per writer. Needs `max_prepared_transactions` of at least the number of
+      partitions that have rows. The fastest. Writers appear one after the other, within milliseconds.
+    - `staged`: writers load staging tables; the driver moves all of them and writes the markers in one transaction. For
+      servers without prepared transactions. Rows are written twice; an epoch appears at one instant.
+    - `upsert`: staged, and the move inserts or updates by `key`, for which the table must have a unique index. Of
+      several rows with one key in one epoch, the last of its partition counts.
+    - `auto` (default): `two_phase` where the server allows it, else `staged`.
+
+    With `create` a missing table is created from the DataFrame's schema in the first epoch. Columns are matched by
+    name, and a difference is an error before the first row. Structs, maps and nested arrays become `jsonb`.
+
+    The sink keeps two small tables and, in the staged modes, staging tables in `own_schema`, by default that of
+    the table. A writer waits at most `lock_timeout` for a lock that another session holds.
     """
 
     def __init__(
@@ -125,14 +137,16 @@ class PostgresSink(TwoPhaseSink):
     # For the writer and the committer
 
     def settled_mode(self, ask: Callable[..., list[tuple[Any, ...]]]) -> str:
+        """`two_phase` or `staged`; `auto` is settled by what the server allows."""
         if self.mode != "auto":
             return "two_phase" if self.mode == "two_phase" else "staged"
         [(most,)] = ask("SELECT current_setting('max_prepared_transactions')::int")
         return "two_phase" if most > 0 else "staged"
 
     def missing_to_do(self) -> str:
-        again = "start the job again, which creates it, or create it yourself."
-        return again if self.create else "create it, or say create=True."
+        if self.create:
+            return "start the job again, which creates it, or create it yourself."
+        return "create it, or say create=True."
 
     def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
         """Create the sink's own tables, and its row in them, if they are missing. Raises psycopg's errors."""
@@ -144,6 +158,7 @@ class PostgresSink(TwoPhaseSink):
             tables.make_known(line.ask, self.place, prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
+        """Create the table or compare it with the rows."""
         from penstock.sinks.postgres import tables
 
         identity = (*self._identity, schema.json())

@@ -28,7 +28,9 @@ _SQLITE = "sqlite:///"
 @dataclass(frozen=True, repr=False)
 class TableSink(TwoPhaseSink):
     shapes_once: ClassVar[bool] = True
-    forbidden: ClassVar[str]  # characters that column names may not have
+    forbidden: ClassVar[str]
+    """Characters that column names may not have."""
+
     partition_by: tuple[str, ...] = field(default=(), kw_only=True)
     compression: str = field(default="snappy", kw_only=True)
     create: bool = field(default=True, kw_only=True)
@@ -82,9 +84,17 @@ class TableSink(TwoPhaseSink):
 class DeltaSink(TableSink):
     """Rows appended to the Delta table at `path`, an epoch in one commit of the table or not at all.
 
-    Other programs may write to the table at the same time: the later commit is retried. All tasks, on any machine, must
-    reach the same storage. A missing table is created from the DataFrame's columns; an existing one keeps its columns
-    and partitions, and rows go in by name. `docs/how-to/tables.md` has the arguments, and the tables that are refused.
+    Tasks write Parquet files into the table's folder, which no reader sees; the commit adds them all to the table's
+    log. Other programs may write to the table at the same time: the later commit is retried.
+
+    `path` is a local or mounted folder (plain or `file:`) or an `s3://` address; `storage_options` are those of the
+    `deltalake` package (keys, endpoint, region) and are never shown. All tasks, on any machine, must reach the same
+    storage.
+
+    A missing table is created from the DataFrame's columns, partitioned by `partition_by` (text, whole numbers, dates,
+    booleans), unless `create` is False; an existing one keeps its columns and partitions, and rows go in by name.
+    Tables whose features ask more of a writer (column mapping, constraints, generated columns, row tracking, …) are
+    refused.
     """
 
     forbidden: ClassVar[str] = " ,;{}()\n\t="
@@ -126,9 +136,15 @@ class DeltaSink(TableSink):
 class IcebergSink(TableSink):
     """Rows appended to the Iceberg table `table` ("namespace.name"), an epoch in one snapshot or not at all.
 
-    As `DeltaSink`, in one transaction of the catalog. `catalog` is a name from pyiceberg's configuration, or
-    `properties` define it completely; they are never shown. No Iceberg jars are needed: Spark takes no part in the
-    commit.
+    Tasks write Parquet files into the table's data folder, which no reader sees; the commit adds them in one
+    transaction of the catalog. Other programs may write to the table at the same time: the later commit is retried.
+
+    `catalog` is a name from pyiceberg's configuration, or `properties` define it completely (`type`, `uri`,
+    `warehouse`, keys, …); they are never shown. No Iceberg jars are needed: Spark takes no part in the commit.
+
+    A missing table is created from the DataFrame's columns, partitioned by the values of `partition_by` (text, whole
+    numbers, dates, booleans), unless `create` is False; an existing one keeps its columns and partitions, and rows go
+    in by name. Tables partitioned by a transform (bucket, day, …) are refused.
     """
 
     forbidden: ClassVar[str] = "."
