@@ -18,18 +18,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope
+from penstock.deadline import Deadline
 from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.sinks.files.commit import numbers_in
 from penstock.sinks.redis import client
-
-if TYPE_CHECKING:
-    from penstock.deadline import Deadline
-    from penstock.sinks.redis.sink import RedisSink
+from penstock.sinks.redis.sink import RedisSink
 
 log = logging.getLogger(__name__)
 
