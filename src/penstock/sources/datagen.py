@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.sources.streams import stream_reader
+from penstock.sources.streams import register, stream_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +100,6 @@ class DataGenSource(Source):
         from pyspark.sql import functions as f
 
         from penstock.sources.readers import DataGen
-        from penstock.sources.streams import register
 
         register(spark, DataGen)
         options: dict[str, Any] = {"partitions": self.partitions, "most": self.max_rows_per_epoch or ROWS_PER_EPOCH}

@@ -11,20 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
-from penstock.contracts.source import Source
+from penstock.contracts.source import EpochRead, Source
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.secrets import masked
 from penstock.sources.streams import stream_reader
 from penstock.spark.query import current_execution
-from penstock.storage.storage import local_path
+from penstock.storage.storage import Storage, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from penstock.contracts.source import EpochRead
-    from penstock.storage.storage import Storage
-
 
 FORMATS = ("json", "csv", "parquet", "text", "orc")
 _DESCRIBED = ("parquet", "orc")  # each file holds its schema
@@ -48,8 +44,8 @@ class FileSource(Source):
     """Every file that appears in `path`, a folder or a pattern such as `/data/*/orders`, once.
 
     `format` is json (one object a line), csv, parquet, orc or text (`value string`). `schema` is Spark's: text such as
-    `"id bigint, amount decimal(12,2)"`, or a `StructType`. It may be left out for text, for Parquet and ORC where a
-    file is there already, and for a bounded source, which looks at the files that are there.
+    `"id bigint"`, or a `StructType`. It may be left out for text, for Parquet and ORC where a file is there already,
+    and for a bounded source, which looks at the files that are there.
 
     `bounded=True` reads what is there when the query starts, then the job ends. It counts where every source of a
     query is bounded. `max_files_per_epoch` bounds an epoch. `options` are Spark's for the format and the file source
