@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from penstock import errors
-
-if TYPE_CHECKING:
-    from penstock.kafka.librdkafka import Undelivered
+from penstock.kafka.librdkafka import Undelivered
 
 # librdkafka
 ALL_BROKERS_DOWN, AUTHENTICATION, SSL, RESOLVE, TRANSPORT = -187, -169, -181, -193, -195
