@@ -78,11 +78,10 @@ class Pool:
         return self._factory(dict(key.settings), key.transactional_id())
 
     def park(self, key: Key, producer: Producer) -> None:
-        """Keep it with its transaction prepared."""
+        """Keep it with its transaction prepared; `release` keeps it free."""
         self._keep(_Parked(key, producer, producer.sequence))
 
     def release(self, key: Key, producer: Producer) -> None:
-        """Keep it, free."""
         self._keep(_Parked(key, producer, None))
 
     def reclaim(self, producer: Producer) -> bool:

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -224,9 +225,10 @@ class TransactionClient:
             if not pending:
                 return sorted(names)
             time.sleep(pause)
-            living = self._living(deadline)
-            if living and living != asked:
-                pending, asked = set(living), living
+            with suppress(SystemUnavailable, kafka_python().errors.KafkaError):  # no broker answers
+                living = self._connections.ask(_living, deadline)
+                if living and living != asked:
+                    pending, asked = set(living), living
         raise errors.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
@@ -269,13 +271,6 @@ class TransactionClient:
 
     def close(self) -> None:
         self._connections.close()
-
-    def _living(self, deadline: Deadline) -> set[int] | None:
-        """The brokers that the cluster lists now; None if no broker answers."""
-        try:
-            return self._connections.ask(_living, deadline)
-        except (SystemUnavailable, kafka_python().errors.KafkaError):
-            return None
 
     def _find(self, ids: Iterable[str], deadline: Deadline) -> dict[str, int]:
         """The coordinating broker of each id that has one now."""
@@ -342,10 +337,9 @@ def _pauses(deadline: Deadline) -> Iterable[float]:
 class Evidence:
     """Rows of a transaction that its coordinator has forgotten, by how it ended in their partition; an operator judges.
 
-    Every batch of a partition's log names its producer, and the end of a transaction is a batch of its own, a marker.
-    Both outlive the coordinator's memory; they are read without isolation. A kept producer has ended many transactions;
-    this one ended after the moment at which it began. Rows removed by retention or compaction leave no trace, and
-    brokers' clocks differ, so this evidence is shown and never taken as proof.
+    Batches and markers of a partition's log (`kafka.log`) outlive the coordinator's memory. A kept producer has ended
+    many transactions; this one ended after the moment at which it began. Rows removed by retention or compaction leave
+    no trace, and brokers' clocks differ, so this evidence is shown and never taken as proof.
     """
 
     rows: int  # as many as were decided
