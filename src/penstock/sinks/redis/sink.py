@@ -24,12 +24,9 @@ _MODES = ("hash", "string", "counter")
 class RedisSink(TwoPhaseSink):
     """Rows into Redis by key, exactly once: prepared beside the keys, applied by a script that leaves its own proof.
 
-    The Redis key of a row is `prefix` and the value of its column `key`. By `mode`:
-
-    * `hash`: the other columns become fields; a null removes its field, fields that the row does not have stay.
-    * `string`: one other column is the value, several become one JSON object; a null removes the key.
-    * `counter`: the other columns are whole numbers and are *added*: one column to a plain counter, several to the
-      fields of a hash. Null adds nothing.
+    The Redis key of a row is `prefix` and the value of its column `key`. By `mode` the other columns become the fields
+    of a `hash`, a `string` (several columns: one JSON object), or are *added* to a `counter`; docs/how-to/redis.md has
+    what a null does.
 
     `ttl` (seconds, or text such as "1h") restarts with every write of a key. Rows with the same key in one partition
     are applied in order; partition by key if the order of its rows matters.
