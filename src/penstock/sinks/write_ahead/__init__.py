@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
@@ -60,8 +60,8 @@ class WriteAheadSink(TwoPhaseSink):
         return f"WriteAheadSink({self.describe()!r}, log={self.log!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        functions = (carry(self.write), carry(self.marker))
-        return (_rebuild, (*functions, self.log, self.idempotent, self.describe()))
+        others: dict[str, Any] = {"log": self.log, "idempotent": self.idempotent, "name": self.describe()}
+        return partial(WriteAheadSink, marker=carry(self.marker), **others), (carry(self.write),)
 
     @property
     def exact(self) -> bool:
@@ -123,10 +123,6 @@ class WriteAheadSink(TwoPhaseSink):
         from penstock.sinks.write_ahead.commit import HandingCommitter
 
         return HandingCommitter(self, scope)
-
-
-def _rebuild(write: Any, marker: Any, log: str, idempotent: bool, name: str) -> WriteAheadSink:
-    return WriteAheadSink(write, log=log, marker=marker, idempotent=idempotent, name=name)
 
 
 class CarriedFunction:

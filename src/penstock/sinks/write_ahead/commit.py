@@ -207,13 +207,11 @@ class HandingCommitter(Committer):
         self._row_log.remove(names)
 
     def _write(self, committable: Committable, deadline: Deadline) -> Outcome:
-        tries = 0
+        payload, tries = committable.payload, 0
         while not deadline.passed():
             try:
-                rows = self._row_log.read(
-                    committable.payload["rows"], committable.payload["bytes"], committable.payload["crc"]
-                )
-                self._sink.write(rows, committable.payload["id"])
+                rows = self._row_log.read(payload["rows"], payload["bytes"], payload["crc"])
+                self._sink.write(rows, payload["id"])
                 return Outcome.COMMITTED
             except LedgerError as error:
                 log.error("the log of writer %d cannot be handed over: %s", committable.writer, error)
