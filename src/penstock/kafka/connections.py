@@ -32,7 +32,6 @@ _CONNECTIONS = 4
 #: A request without an answer by then is sent again over a new connection.
 REQUEST_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
-REACH_SECONDS = 10.0
 #: A broker that has restarted may not know all of its topics for so long.
 JOINING_SECONDS = 10.0
 _IN_FLIGHT = 250
@@ -229,7 +228,7 @@ def _close(admin: Any) -> None:
         admin._net.stop()  # after a half-finished close its thread would go on running and logging
 
 
-def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = REACH_SECONDS) -> bool:
+def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = 10.0) -> bool:
     """Connect as the writers will; whether `topic` exists (True if none is named)."""
     troubles: list[tuple[int, str]] = []
     plain = {name: value for name, value in settings.items() if name != "transaction.timeout.ms"}

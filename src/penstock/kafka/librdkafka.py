@@ -73,9 +73,8 @@ ENDINGS = Endings()
 def watcher(lib: Any) -> Any:
     """The interceptor that reports a new producer's requests to `ENDINGS`; one per process.
 
-    librdkafka repeats a request whose connection broke, and only an interceptor learns of it. Its threads call this
-    right after a request's last byte and before they parse an answer, so the count is true when a call that waits for
-    the answer returns. It is never freed: a thread may call it until the process ends.
+    librdkafka's threads call it right after a request's last byte and before they parse an answer, so the count is true
+    when a call that waits for the answer returns. It is never freed: a thread may call it until the process ends.
     """
     endings, wanted = ENDINGS, _END_TXN
 
