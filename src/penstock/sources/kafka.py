@@ -187,9 +187,8 @@ class KafkaSource(Source):
         return {topic: offsets for topic, offsets in positions.items() if any(offsets.values())}
 
     def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
-        if not subscribed:
-            return topic_ids(self._admin(), self.servers, names, None)
-        return topic_ids(self._admin(), self.servers, {*names, *self.topics}, self.pattern)
+        wanted, pattern = ({*names, *self.topics}, self.pattern) if subscribed else (names, None)
+        return topic_ids(self._admin(), self.servers, wanted, pattern)
 
     def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
         new = {name: now for name, (_, now) in replaced.items() if now not in self.accepted_ids}
@@ -224,8 +223,8 @@ class KafkaSource(Source):
         group = self.group or f"penstock-{job}-{uid}"
         if group not in self._publishers:
             connection = for_librdkafka(self.servers, self._client_options)
-            owned = ("bootstrap.servers", "client.id")
-            sender = AdminSender(self.servers, {key: connection[key] for key in connection if key not in owned})
+            del connection["bootstrap.servers"], connection["client.id"]
+            sender = AdminSender(self.servers, connection)
             self._publishers[group] = GroupPublisher(sender, group, end=sender.close)
         self._publishers[group].publish(json.loads(offset) if isinstance(offset, str) else offset)
 

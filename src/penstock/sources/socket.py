@@ -45,8 +45,8 @@ class SocketSource(Source):
     learns of it: exactly once *from the moment it was received*. Lines that a server sends while no job is connected,
     or that are on their way when the driver dies, are lost. Without a journal: at most once.
 
-    `received` is the moment of receipt, the same in every replay. Bytes after the last newline of a connection are
-    dropped. `keep` is how much of what is committed stays in the journal, for a restore from an older savepoint.
+    `received` is the same in every replay. Bytes after the last newline of a connection are dropped. `keep` is how
+    much of what is committed stays in the journal, for a restore from an older savepoint.
     """
 
     def __init__(
