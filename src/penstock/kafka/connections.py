@@ -22,7 +22,6 @@ from penstock.deadline import Deadline
 from penstock.errors import MissingExtra, SystemUnavailable
 from penstock.kafka import errors, settings
 from penstock.kafka.librdkafka import Handle
-from penstock.kafka.settings import for_kafka_python
 from penstock.secrets import is_secret
 
 if TYPE_CHECKING:
@@ -33,11 +32,8 @@ _CONNECTIONS = 4
 #: A request without an answer by then is sent again over a new connection.
 REQUEST_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
-REACH_SECONDS = 10.0
 #: A broker that has restarted may not know all of its topics for so long.
 JOINING_SECONDS = 10.0
-_JOINING_PAUSE = 0.2
-_REFUSAL_SECONDS = 2.0
 _IN_FLIGHT = 250
 
 _T = TypeVar("_T")
@@ -81,7 +77,7 @@ class Connections:
         self._options = dict(options)
         self._config = {
             name: _Secret(value) if is_secret(name) and isinstance(value, str) else value
-            for name, value in for_kafka_python(servers, options).items()
+            for name, value in settings.for_kafka_python(servers, options).items()
         }
         self._admins: list[Any] = [None] * _CONNECTIONS
         self._locks = [threading.Lock() for _ in range(_CONNECTIONS)]
@@ -177,7 +173,7 @@ class Connections:
             except SystemUnavailable:
                 # kafka-python only reports that it could not connect in time; this raises `AccessDenied`, if so.
                 if "security.protocol" in self._options:
-                    reach(self.servers, settings.for_producer(self.servers, self._options, 60), None, _REFUSAL_SECONDS)
+                    reach(self.servers, settings.for_producer(self.servers, self._options, 60), None, 2.0)
                 raise
             if self._closed:  # while this thread was connecting, so it has to close the connection
                 self._replace(number)
@@ -232,7 +228,7 @@ def _close(admin: Any) -> None:
         admin._net.stop()  # after a half-finished close its thread would go on running and logging
 
 
-def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = REACH_SECONDS) -> bool:
+def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = 10.0) -> bool:
     """Connect as the writers will; whether `topic` exists (True if none is named)."""
     troubles: list[tuple[int, str]] = []
     plain = {name: value for name, value in settings.items() if name != "transaction.timeout.ms"}
@@ -288,5 +284,5 @@ def until_known(names: Collection[str], look: Callable[[], _Topics]) -> _Topics:
     to learn of it."""
     deadline = Deadline(JOINING_SECONDS)
     while not (topics := look()).keys() >= set(names) and not deadline.passed():
-        time.sleep(_JOINING_PAUSE)
+        time.sleep(0.2)
     return topics

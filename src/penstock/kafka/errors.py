@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from penstock import errors
-
-if TYPE_CHECKING:
-    from penstock.kafka.librdkafka import Undelivered
+from penstock.kafka.librdkafka import Undelivered
 
 # librdkafka
 ALL_BROKERS_DOWN, AUTHENTICATION, SSL, RESOLVE, TRANSPORT = -187, -169, -181, -193, -195
@@ -25,7 +22,6 @@ UNSUPPORTED_SASL_MECHANISM, UNSUPPORTED_VERSION, UNSUPPORTED_FORMAT, UNSUPPORTED
 DENIED = {29: "the topic", 30: "the group", 31: "the cluster", 53: "the transactional id", 58: "the connection"}
 
 _TOO_LARGE = (MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE)
-_MISSING = (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC)
 _AWAY = (ALL_BROKERS_DOWN, RESOLVE, TRANSPORT, TIMED_OUT, MSG_TIMED_OUT)
 _SAFE = "nothing of this epoch is visible."
 _RULES = (
@@ -77,11 +73,9 @@ def from_code(
     """The error for a code that a client reported while `doing` something."""
     if code in DENIED:
         return denied(DENIED[code], text)
-    if code == AUTHENTICATION:
-        return denied("the connection", text)
-    if code == SSL:
-        return denied("the TLS connection", text)
-    if code in _MISSING:
+    if code in (AUTHENTICATION, SSL):
+        return denied("the TLS connection" if code == SSL else "the connection", text)
+    if code in (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC):
         return missing(topic or "?")
     if code == UNKNOWN_PARTITION:
         return errors.DataError(

@@ -1,8 +1,7 @@
 """A thin ctypes binding to the librdkafka that confluent-kafka brings.
 
-Only what a transactional producer needs, and only because rows arrive as Arrow buffers: `rd_kafka_produce_batch` takes
-their addresses, where a Python call per row would cost three times as much. `Handle` owns one `rd_kafka_t`; it is not
-thread-safe beyond what librdkafka is, and knows nothing of epochs.
+`rd_kafka_produce_batch` takes the addresses of rows, where a Python call per row would cost three times as much.
+`Handle` owns one `rd_kafka_t`; it is not thread-safe beyond what librdkafka is, and knows nothing of epochs.
 
 Callbacks run only inside `poll`, `flush`, `commit` and `abort`, in the calling thread, never from librdkafka's own
 threads: an interpreter that is shutting down, or a forked child, is then never called into. The one exception is
@@ -67,7 +66,6 @@ class Endings:
         self._lost.discard(rk)
 
 
-#: This process's.
 ENDINGS = Endings()
 
 
@@ -75,9 +73,8 @@ ENDINGS = Endings()
 def watcher(lib: Any) -> Any:
     """The interceptor that reports a new producer's requests to `ENDINGS`; one per process.
 
-    librdkafka repeats a request whose connection broke, and only an interceptor learns of it. Its threads call this
-    right after a request's last byte and before they parse an answer, so the count is true when a call that waits for
-    the answer returns. It is never freed: a thread may call it until the process ends.
+    librdkafka's threads call it right after a request's last byte and before they parse an answer, so the count is true
+    when a call that waits for the answer returns. It is never freed: a thread may call it until the process ends.
     """
     endings, wanted = ENDINGS, _END_TXN
 
@@ -240,8 +237,9 @@ class Handle:
         for name, value in settings.items():
             if lib.rd_kafka_conf_set(conf, name.encode(), value.encode(), buffer, len(buffer)) != _CONF_OK:
                 lib.rd_kafka_conf_destroy(conf)
+                text = buffer.value.decode()  # quotes the refused value, which may be a secret
                 raise ConfigurationError(
-                    f"The Kafka client refuses the setting {name}: {_without(buffer.value.decode(), value)}.",
+                    f"The Kafka client refuses the setting {name}: {text.replace(value, MASK) if value else text}.",
                     safe="nothing was written.",
                     to_do="correct it in the sink's options; librdkafka's CONFIGURATION.md lists names and ranges.",
                 )
@@ -365,8 +363,3 @@ class Handle:
 
 def _ms(seconds: float) -> int:
     return max(0, round(seconds * 1000))
-
-
-def _without(text: str, value: str) -> str:
-    # librdkafka quotes the refused value, which may be a secret.
-    return text.replace(value, MASK) if value else text

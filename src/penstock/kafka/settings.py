@@ -14,7 +14,6 @@ from typing import Any
 
 from penstock import deadline
 from penstock.errors import ConfigurationError
-from penstock.secrets import mask_setting
 
 CLIENT_ID = "penstock"
 
@@ -123,11 +122,6 @@ def split_options(options: Mapping[str, object]) -> tuple[dict[str, str], dict[s
         else:
             client[name.lower().removeprefix("kafka.")] = text  # Spark takes names in any case, and the last counts
     return spark, client
-
-
-def mask_secrets(options: Mapping[str, str]) -> dict[str, str]:
-    """`options` for a log, every secret replaced."""
-    return {name: mask_setting(name, value) for name, value in sorted(options.items())}
 
 
 def for_producer(servers: str, options: Mapping[str, str], transaction_timeout: float) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.sources.streams import stream_reader
+from penstock.sources.streams import register, stream_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +100,6 @@ class DataGenSource(Source):
         from pyspark.sql import functions as f
 
         from penstock.sources.readers import DataGen
-        from penstock.sources.streams import register
 
         register(spark, DataGen)
         options: dict[str, Any] = {"partitions": self.partitions, "most": self.max_rows_per_epoch or ROWS_PER_EPOCH}
@@ -115,16 +114,13 @@ class DataGenSource(Source):
         frame = numbers.withColumn("seed", f.lit(self.seed).cast("bigint")).select(
             *(f.expr(expression).alias(name) for name, expression in self.columns.items())
         )
-        self._refuse_impure(frame)
-        return frame
-
-    def _refuse_impure(self, frame: DataFrame) -> None:
         execution = getattr(frame, "_jdf", None)  # a Spark Connect frame has none, and no way to ask
         if execution is not None and not execution.queryExecution().analyzed().deterministic():
             raise ConfigurationError(
                 "A column of DataGenSource is not a pure function of id and seed, so a replay would give other rows.",
                 to_do="use xxhash64(id, seed, 'name of the column') where you would use rand() or uuid().",
             )
+        return frame
 
     def finished(self, offset: Any) -> bool:
         if self.rows is None or offset is None:

@@ -11,23 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
-from penstock.contracts.source import Source
+from penstock.contracts.source import EpochRead, Source
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.secrets import masked
 from penstock.sources.streams import stream_reader
 from penstock.spark.query import current_execution
-from penstock.storage.storage import local_path
+from penstock.storage.storage import Storage, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from penstock.contracts.source import EpochRead
-    from penstock.storage.storage import Storage
-
-
 FORMATS = ("json", "csv", "parquet", "text", "orc")
-_DESCRIBED = ("parquet", "orc")  # each file holds its schema
 
 #: Spark ignores files that are this much older than the newest it has seen, a week by default. A file that is moved
 #: keeps its old time, so any age loses files silently; with Java's largest number nothing is older.
@@ -40,7 +35,6 @@ LOSING: Mapping[str, str] = {
     "ignoreCorruptFiles": "goes on past files that cannot be read",
     "fileNameOnly": "takes files of one name in two folders for one file",
 }
-_OF_SESSION = ("ignoreMissingFiles", "ignoreCorruptFiles")
 _HARMLESS = ("", "false", NO_AGE)
 
 
@@ -48,12 +42,11 @@ class FileSource(Source):
     """Every file that appears in `path`, a folder or a pattern such as `/data/*/orders`, once.
 
     `format` is json (one object a line), csv, parquet, orc or text (`value string`). `schema` is Spark's: text such as
-    `"id bigint, amount decimal(12,2)"`, or a `StructType`. It may be left out for text, for Parquet and ORC where a
-    file is there already, and for a bounded source, which looks at the files that are there.
+    `"id bigint"`, or a `StructType`. It may be left out for text, for Parquet and ORC where a file is there already,
+    and for a bounded source, which looks at the files that are there.
 
     `bounded=True` reads what is there when the query starts, then the job ends. It counts where every source of a
-    query is bounded. `max_files_per_epoch` bounds an epoch. `options` are Spark's for the format and the file source
-    (`header`, `multiLine`, `pathGlobFilter`, `recursiveFileLookup`, `cleanSource`, …).
+    query is bounded. `options` are Spark's for the format and the file source.
 
     A file must be complete when it appears, and never change: write it elsewhere on the same file system, or under a
     name that begins with a dot or an underscore, and rename it.
@@ -78,7 +71,10 @@ class FileSource(Source):
             raise ConfigurationError(happened, to_do="give 1 or more, or leave it out.")
         self.path, self.format, self.schema = str(path), format.lower(), schema
         self.max_files_per_epoch = max_files_per_epoch
-        self.options = {name: _text(value) for name, value in (options or {}).items()}
+        self.options = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in (options or {}).items()
+        }
         self._bounded = bounded
         self._session: dict[str, str] = {}  # what the session itself is set to ignore
 
@@ -93,7 +89,8 @@ class FileSource(Source):
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         from pyspark.errors import AnalysisException
 
-        ignoring = {name: str(spark.conf.get(f"spark.sql.files.{name}", "false")) for name in _OF_SESSION}
+        names = ("ignoreMissingFiles", "ignoreCorruptFiles")
+        ignoring = {name: str(spark.conf.get(f"spark.sql.files.{name}", "false")) for name in names}
         self._session = {name: value for name, value in ignoring.items() if value.lower() == "true"}
         schema = self.schema if self.schema is not None else self._infer(spark, uid)
         stream = stream_reader(spark, uid).format(self.format).options(**self.reader_options())
@@ -108,7 +105,7 @@ class FileSource(Source):
 
         if self.format == "text":
             return None
-        if not self._bounded and self.format not in _DESCRIBED:
+        if not self._bounded and self.format not in ("parquet", "orc"):  # whose files hold their schema
             raise ConfigurationError(
                 f"FileSource {uid!r} reads {self.format} without end and has no schema: files to come may differ from"
                 " those that are there.",
@@ -197,10 +194,6 @@ class FileSource(Source):
 
     def __repr__(self) -> str:
         return f"FileSource({self.describe()})"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def noted_files(notes: Storage, start: int, end: int) -> set[str]:

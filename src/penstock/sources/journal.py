@@ -22,17 +22,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock import errors
 from penstock.checkpoint.layout import refuse_newer
-from penstock.errors import (
-    ConfigurationError,
-    LedgerError,
-    PenstockError,
-    PositionsLost,
-    StorageFull,
-    Superseded,
-    SystemUnavailable,
-    from_json,
-)
 from penstock.failpoints import failpoint
 from penstock.storage.private import create_own, own_folder, require_own
 from penstock.storage.storage import is_full
@@ -95,10 +86,10 @@ class Journal:
         failpoint("journal.synced")
         return self.end
 
-    def report(self, error: PenstockError | None) -> None:
+    def report(self, error: errors.PenstockError | None) -> None:
         """Let readers know why nothing comes; None when lines come again. A disk that is full may have no room for
         it."""
-        with contextlib.suppress(PenstockError), self._change():
+        with contextlib.suppress(errors.PenstockError), self._change():
             self._database.execute("UPDATE journal SET error = ?", (None if error is None else error.to_json(),))
 
     def trim(self, position: int) -> int:
@@ -129,7 +120,7 @@ class Journal:
             try:
                 identity = _identity(self._database) if owned else {"owner": self._token}
                 if identity.get("owner") != self._token:
-                    raise Superseded(
+                    raise errors.Superseded(
                         f"Another process ({identity.get('pid')}) has taken over the journal {self.folder}.",
                         safe="what is in the journal stays; this process adds nothing more.",
                         to_do="nothing, if a newer run of the job is meant to work; otherwise stop it.",
@@ -158,7 +149,7 @@ class JournalReader:
         Where there is none, raises the error that keeps the owner from receiving, if there is one."""
         at, identity = self._begin(start)
         if at == identity["end"] and identity["error"]:
-            raise from_json(identity["error"])
+            raise errors.from_json(identity["error"])
         with _reading(self._folder) as database:
             ends = "SELECT start + length(lines) AS last FROM frames WHERE start >= ?1"
             fitting = "max(last) FILTER (WHERE last - ?1 <= ?2)"
@@ -182,7 +173,7 @@ class JournalReader:
     def _identity(self) -> dict[str, Any]:
         identity = read_identity(self._folder)
         if not identity:
-            raise SystemUnavailable(
+            raise errors.SystemUnavailable(
                 f"The journal {self._folder} has not been opened by a receiver.",
                 safe="nothing was read.",
                 to_do="run the source in a Job, which receives while it runs; its log says what keeps it from opening.",
@@ -200,7 +191,7 @@ class JournalReader:
         elif start < first and start < end and self._strict:
             how = f"begins at position {first}, and position {start} is to be read"
         if how:
-            raise PositionsLost(
+            raise errors.PositionsLost(
                 f"The journal {self._folder} {how}.",
                 safe="nothing was skipped; the job stops before the lines that are missing.",
                 to_do="bring the journal back that belongs to this checkpoint (it keeps `keep` bytes of committed lines"
@@ -223,7 +214,7 @@ def require_same(folder: Path, identity: Mapping[str, Any], job: str, source: st
     deletes what another has not read."""
     refuse_newer(f"The journal {folder}", identity.get("version", VERSION), VERSION)
     if identity and (identity["job"], identity["source"]) != (job, source):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"The journal {folder} belongs to source {identity['source']!r} of job {identity['job']!r}, not to"
             f" {source!r} of {job!r}.",
             safe="nothing was started; the journal is as it was.",
@@ -262,21 +253,21 @@ def _named_errors(folder: Path) -> Iterator[None]:
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise _damaged(folder) from error
         if name.startswith("SQLITE_BUSY"):
-            raise SystemUnavailable(
+            raise errors.SystemUnavailable(
                 f"The journal {folder} has been locked by another process for {LOCK_SECONDS:g} s.",
                 safe="the journal is as it was.",
                 to_do="see whether its receiver was stopped in the middle of its work, and end it.",
             ) from error
         full = name == "SQLITE_FULL" or (isinstance(error, OSError) and is_full(error))
-        raise (StorageFull if full else LedgerError)(
+        raise (errors.StorageFull if full else errors.LedgerError)(
             f"The journal {folder} could not be written: {getattr(error, 'strerror', None) or error}.",
             safe="what is in it stays; lines that are not in it wait, here and then at their sender.",
             to_do="free some space; it is tried again." if full else "see to the disk; it is tried again.",
         ) from error
 
 
-def _damaged(folder: Path, where: str = "") -> PositionsLost:
-    return PositionsLost(
+def _damaged(folder: Path, where: str = "") -> errors.PositionsLost:
+    return errors.PositionsLost(
         f"The journal {folder} is damaged{where}: lines that were received cannot be read.",
         safe="nothing was skipped; the job stops before them.",
         to_do="restore the folder from a copy, or give the source another journal and the query another uid to start"

@@ -9,19 +9,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock import errors
 from penstock.contracts.guarantees import Guarantee, Link
-from penstock.contracts.sink import Finding
+from penstock.contracts.sink import CheckContext, Finding
 from penstock.contracts.source import Source
 from penstock.deadline import Deadline
-from penstock.errors import (
-    AccessDenied,
-    ConfigurationError,
-    PenstockError,
-    RealTimeRefused,
-    SystemUnavailable,
-    TopicMissing,
-    TopicRecreated,
-)
 from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
 from penstock.kafka.consumer_group import AdminSender, GroupPublisher
 from penstock.kafka.errors import AUTHENTICATION, DENIED
@@ -31,8 +23,6 @@ from penstock.sources.streams import stream_reader
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.contracts.sink import CheckContext
 
 #: Java's defaults are made for many small polls. An epoch reads a known range as fast as it can: fewer, larger fetches
 #: made a whole pipeline 1.4 times faster, and a short wait at the end of a range halved its latency.
@@ -61,16 +51,14 @@ class KafkaSource(Source):
     """Topics of one cluster: `key binary, value binary, topic string, partition int, offset bigint, timestamp
     timestamp, timestampType int`, and `headers` with the option `includeHeaders`.
 
-    `topics` is a name, names separated by commas, or a sequence; or give `pattern`, a regular expression, instead.
+    `topics` is a name, names separated by commas, or a sequence; `pattern`, a regular expression, may replace it.
     `starting` counts only for a job without a checkpoint: `"earliest"`, `"latest"`, or positions as Spark writes them
-    (`{"topic": {"0": 123}}`, as JSON or as a mapping). `max_offsets_per_epoch` bounds an epoch.
+    (`{"topic": {"0": 123}}`, as JSON or as a mapping).
 
     `options` take librdkafka's or Java's names, with or without `kafka.`, and Spark's own (`minPartitions`, …); what is
     given there always wins. `tuned=False` leaves Java's defaults. Only rows of committed transactions are read, and
-    rows that Kafka deleted before they were read stop the job, unless `options` say otherwise.
-
-    A topic that was deleted and created again stops the job (`TopicRecreated`): its positions are those of the former
-    one. `accepted_ids` are the ids of topics in which the job is to go on at them all the same.
+    rows that Kafka deleted before they were read stop the job, unless `options` say otherwise. So does a topic that
+    was deleted and created again (`TopicRecreated`); with its id in `accepted_ids` the job goes on at its positions.
 
     Committed positions are mirrored to the consumer group `group` (`penstock-<job>-<uid>`), for lag tools only.
     """
@@ -111,7 +99,7 @@ class KafkaSource(Source):
         elif self.starting not in ("earliest", "latest") and not self.starting.lstrip().startswith("{"):
             problem = f"cannot start at {self.starting!r}"
         if problem:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"KafkaSource {problem}.",
                 to_do="give topics or a pattern, servers, and starting as earliest, latest or positions in JSON.",
             )
@@ -146,7 +134,7 @@ class KafkaSource(Source):
         options = self.reader_options(uid, REAL_TIME)
         if refused := [name for name in _NOT_IN_REAL_TIME if name in options]:
             shown = "max_offsets_per_epoch" if self.max_offsets_per_epoch is not None else refused[0]
-            raise RealTimeRefused(
+            raise errors.RealTimeRefused(
                 f"Source {uid!r} has {shown}, and a real-time query reads each partition in one task without end.",
                 to_do=f"remove {shown}; or leave latency out: the micro-batch mode takes it.",
             )
@@ -155,11 +143,8 @@ class KafkaSource(Source):
     def begin_positions(self, known: Collection[str] = ()) -> dict[str, dict[int, int]]:
         pattern = self.pattern
         topics = self.topics if pattern is None else [name for name in known if re.fullmatch(pattern, name)]
-        return begin_offsets(self._admin(), self.servers, topics, pattern, self._begins)
-
-    @property
-    def _begins(self) -> str:
-        return self._spark_options.get("startingOffsets", self.starting)
+        starting = self._spark_options.get("startingOffsets", self.starting)
+        return begin_offsets(self._admin(), self.servers, topics, pattern, starting)
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
@@ -202,15 +187,14 @@ class KafkaSource(Source):
         return {topic: offsets for topic, offsets in positions.items() if any(offsets.values())}
 
     def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
-        if not subscribed:
-            return topic_ids(self._admin(), self.servers, names, None)
-        return topic_ids(self._admin(), self.servers, {*names, *self.topics}, self.pattern)
+        wanted, pattern = ({*names, *self.topics}, self.pattern) if subscribed else (names, None)
+        return topic_ids(self._admin(), self.servers, wanted, pattern)
 
     def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
         new = {name: now for name, (_, now) in replaced.items() if now not in self.accepted_ids}
         if new:
             shown = ", ".join(f"{name!r} (id {replaced[name][0]}, now {now})" for name, now in new.items())
-            raise TopicRecreated(
+            raise errors.TopicRecreated(
                 f"The positions of source {uid!r} were written for other topics than those that now have the names:"
                 f" {shown}. They were deleted and created again, or the job reads another cluster.",
                 safe="no epoch that read the new topics was decided; what is committed stays.",
@@ -239,8 +223,8 @@ class KafkaSource(Source):
         group = self.group or f"penstock-{job}-{uid}"
         if group not in self._publishers:
             connection = for_librdkafka(self.servers, self._client_options)
-            owned = ("bootstrap.servers", "client.id")
-            sender = AdminSender(self.servers, {key: connection[key] for key in connection if key not in owned})
+            del connection["bootstrap.servers"], connection["client.id"]
+            sender = AdminSender(self.servers, connection)
             self._publishers[group] = GroupPublisher(sender, group, end=sender.close)
         self._publishers[group].publish(json.loads(offset) if isinstance(offset, str) else offset)
 
@@ -306,24 +290,26 @@ def topic_ids(client: AdminClient, servers: str, names: Collection[str], pattern
     return {name: id_ for name, id_ in ids.items() if id_.strip("A")}  # 16 zero bytes: no id
 
 
-def _missing(name: str, servers: str) -> TopicMissing:
-    return TopicMissing(f"There is no topic {name!r} at {servers}.", to_do="create the topic, or correct its name.")
+def _missing(name: str, servers: str) -> errors.TopicMissing:
+    return errors.TopicMissing(
+        f"There is no topic {name!r} at {servers}.", to_do="create the topic, or correct its name."
+    )
 
 
 def translate_error(
     error: Any, heard: Sequence[Any], servers: str, *, safe: str = "nothing was started."
-) -> PenstockError:
+) -> errors.PenstockError:
     """One of our errors for one of librdkafka's. A refused login shows only as silence of the request, so what the
     client `heard` meanwhile counts as well."""
     for fault in (error, *heard):
         if fault.code() in (AUTHENTICATION, *DENIED):
-            return AccessDenied(
+            return errors.AccessDenied(
                 f"Kafka at {servers} refused: {fault.str()}.",
                 safe=safe,
                 to_do="check user, password and mechanism, and the right to read and describe the topics.",
             )
     detail = heard[-1].str() if heard else error.str()
-    return SystemUnavailable(
+    return errors.SystemUnavailable(
         f"Kafka at {servers} does not answer: {detail}.",
         safe=safe,
         to_do="check that the brokers run, that this machine reaches them, and security.protocol.",

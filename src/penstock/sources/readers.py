@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
@@ -127,8 +128,6 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def numbers(start: int, end: int) -> pa.RecordBatch:
-    import numpy as np
-
     return pa.RecordBatch.from_arrays([pa.array(np.arange(start, end, dtype=np.int64))], schema=_NUMBERS)
 
 

@@ -15,18 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock import errors
 from penstock.config.option import size
 from penstock.contracts.guarantees import Guarantee, Link
-from penstock.contracts.sink import Finding
+from penstock.contracts.sink import CheckContext, Finding
 from penstock.contracts.source import Source
-from penstock.errors import (
-    ConfigurationError,
-    PenstockError,
-    PositionsLost,
-    Superseded,
-    SystemUnavailable,
-    ValueTooLarge,
-)
 from penstock.sources.journal import Journal, read_identity, require_same
 from penstock.sources.streams import register, stream_reader
 from penstock.storage.local import folder_warnings
@@ -35,8 +28,6 @@ from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.contracts.sink import CheckContext
 
 log = logging.getLogger("penstock")
 
@@ -51,13 +42,11 @@ class SocketSource(Source):
     while the job runs, and tries again and again where the server is not there or goes away.
 
     `journal` is a folder on the driver's local disk, one for each source. Every line is durable there before Spark
-    learns of it, so a crash neither loses nor repeats it: exactly once *from the moment it was received*. Lines that a
-    server sends while no job is connected, or that are on their way when the driver dies, are lost: plain TCP has no
-    way to ask again. Without a journal every line that was received and not yet written is lost with the driver: at
-    most once.
+    learns of it: exactly once *from the moment it was received*. Lines that a server sends while no job is connected,
+    or that are on their way when the driver dies, are lost. Without a journal: at most once.
 
-    `received` is the moment of receipt, the same in every replay. Bytes after the last newline of a connection are
-    dropped. `keep` is how much of what is committed stays in the journal, for a restore from an older savepoint.
+    `received` is the same in every replay. Bytes after the last newline of a connection are dropped. `keep` is how
+    much of what is committed stays in the journal, for a restore from an older savepoint.
     """
 
     def __init__(
@@ -76,13 +65,13 @@ class SocketSource(Source):
         self.keep = size(keep, "keep")
         self.max_line_bytes = size(max_line_bytes, "max_line_bytes")
         if not host or not 0 < self.port < 65536 or self.max_bytes_per_epoch < 1 or self.max_line_bytes < 1:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"SocketSource cannot work with {host!r}, port {port}, {self.max_bytes_per_epoch} bytes per epoch and"
                 f" {self.max_line_bytes} bytes per line.",
                 to_do="give a host, a port from 1 to 65535, and at least one byte.",
             )
         if journal is not None and self.journal is None:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{journal} cannot be the journal of a socket: it is not on a local disk.",
                 to_do="give a folder on the driver's machine; it has to sync what it writes, and to lock.",
             )
@@ -116,7 +105,7 @@ class SocketSource(Source):
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise SystemUnavailable(
+            raise errors.SystemUnavailable(
                 f"The host {self.host!r} of source {uid!r} is not known: {error}.",
                 safe="nothing was started.",
                 to_do="correct the name, or see to the name service.",
@@ -135,7 +124,7 @@ class SocketSource(Source):
         return {"journal": identity["id"]} if identity else {}
 
     def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
-        raise PositionsLost(
+        raise errors.PositionsLost(
             f"The journal {self.journal} of source {uid!r} is not the one that the checkpoint's positions belong to: it"
             " was deleted, or replaced, and begun anew.",
             safe="nothing was skipped; the job stops before lines that it would have left out.",
@@ -207,13 +196,13 @@ class Receiver:
         try:
             if self._journal is not None:
                 self._journal.trim(position)
-        except PenstockError as error:
+        except errors.PenstockError as error:
             log.warning("the journal could not be trimmed: %s", error)
 
     def _try_to_open(self) -> Journal | None:
         try:
             return self._opener()
-        except PenstockError as error:
+        except errors.PenstockError as error:
             if not error.retryable:
                 raise
             log.warning("%s", error)
@@ -231,9 +220,9 @@ class Receiver:
                         log.warning("no connection to %s:%d, trying on: %s", self._host, self._port, error)
                     self._pause = min(self._pause * 2, _LONGEST_PAUSE)
                 self._ending.wait(self._pause)
-        except Superseded as error:
+        except errors.Superseded as error:
             log.warning("%s", error)
-        except PenstockError as error:
+        except errors.PenstockError as error:
             log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
             if self._journal is not None:
                 self._journal.report(error)
@@ -262,7 +251,7 @@ class Receiver:
             if lines:
                 self._append(lines, journal)
             if len(rest) > self._longest:
-                raise ValueTooLarge(
+                raise errors.ValueTooLarge(
                     f"A line from {self._host}:{self._port} is longer than {self._longest:,} bytes.",
                     safe="all lines before it are in the journal; nothing of this one is.",
                     to_do="see that the sender ends its lines, or raise max_line_bytes, and start the job again.",
@@ -277,8 +266,8 @@ class Receiver:
         while journal.end == before:
             try:
                 journal.append(lines)
-            except PenstockError as error:
-                if not error.retryable or isinstance(error, Superseded):
+            except errors.PenstockError as error:
+                if not error.retryable or isinstance(error, errors.Superseded):
                     raise
                 if not failing:
                     log.warning("%s", error)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from penstock.spark.query import Lineage
 
-
 #: With this on, Spark keeps positions by the names of sources, in files of another format and in no order.
 EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
@@ -41,10 +40,9 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
     """Like `spark.dataSource.register`, but safe for several queries that start at once. Makes `spark` this thread's
     session: Spark looks registered sources up there, whichever session it is asked through.
 
-    Spark keeps one map of environment variables per registered class and writes to it whenever a query over it starts,
-    from that query's thread. The map PySpark hands over is a plain `HashMap`. Two queries of one source that start at
-    the same moment can break it for good: it then counts more entries than it has, and no task that carries it can be
-    read any more (`OptionalDataException`), however often the queries restart. So it gets a map made for many threads.
+    Spark keeps one map of environment variables per registered class and writes to it from the thread of each query
+    that starts. PySpark's is a plain `HashMap`, which two such threads can break for good: no task that carries it can
+    be read any more (`OptionalDataException`). So it gets a map made for many threads.
     """
     if is_shipped():  # Spark plans a source that is written in Python with the executors' Python, but here
         raise ConfigurationError(
@@ -81,7 +79,8 @@ class FrameSource(Source):
                 f"Source {uid!r} is a DataFrame that does not stream.",
                 to_do="make it with spark.readStream; what does not stream can be joined without job.read.",
             )
-        if _session_of(frame.sparkSession) != _session_of(spark):
+        here, there = (str(each._jsparkSession.sessionUUID()) for each in (spark, frame.sparkSession))
+        if here != there:
             raise ConfigurationError(
                 f"Source {uid!r} belongs to another Spark session than the job.",
                 to_do="give the job that session: Job(…, spark=frame.sparkSession).",
@@ -133,10 +132,6 @@ def _is_frame(given: Any) -> bool:
     from pyspark.sql import DataFrame
 
     return isinstance(given, DataFrame)
-
-
-def _session_of(spark: Any) -> str:
-    return str(spark._jsparkSession.sessionUUID())
 
 
 def _formats(frame: DataFrame) -> tuple[str, ...]:

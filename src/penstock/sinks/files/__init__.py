@@ -25,8 +25,6 @@ from penstock.storage.tree import full_disk_named
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FileSink"]
-
 
 class FileSink(TwoPhaseSink):
     """One file for every writer and epoch in the folder `path`, visible completely or not at all.
@@ -35,16 +33,12 @@ class FileSink(TwoPhaseSink):
     file is a multipart upload that the commit completes; other storage without an atomic rename is refused. All tasks,
     on any machine, must reach the same folder.
 
-    `endpoint` and `region` configure S3 where the environment does not. Keys are not arguments: driver and workers find
-    them where the AWS libraries look.
+    `endpoint` and `region` configure S3 where the environment does not; keys are found where the AWS libraries look.
+    `options` are Spark's options for JSON or CSV; others are refused. `compression` defaults to snappy for Parquet and
+    none for text.
 
-    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …), their case ignored
-    as in Spark; others are refused. Unlike Spark's writers, text keeps the microseconds of timestamps, which are in
-    UTC, and the blanks around words. `compression` defaults to snappy for Parquet and none for text.
-
-    Readers (Spark, Hive, pyarrow) may list the folder at any time: a file becomes visible once its whole epoch is
-    decided, and never changes afterwards. Readers may also move files away as soon as they see them. The folder
-    `_penstock` inside belongs to the sink.
+    A visible file never changes, and readers may move it away as soon as they see it. The folder `_penstock` inside
+    belongs to the sink.
     """
 
     shapes_once: ClassVar[bool] = True
@@ -117,9 +111,8 @@ class FileSink(TwoPhaseSink):
 def check_bucket(bucket: S3Folder, uid: str) -> Sequence[Finding]:
     """Raises for a missing bucket, or one in which this user may not begin, list and abort uploads."""
     bucket.uploads("", most=1)
-    days = bucket.days_until_aborted()
     findings = []
-    if days is not None:
+    if (days := bucket.days_until_aborted()) is not None:
         findings.append(
             f"a rule of the bucket {bucket.bucket} aborts uploads after {days} days: after a longer stop an epoch "
             "that was decided but not committed is written again from its sources"

@@ -41,17 +41,16 @@ from urllib.parse import quote
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
+from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_name, safe_part
+from penstock.sinks.files.encode import Encoder
 from penstock.storage.storage import is_full
 from penstock.storage.tree import StagedFile, Tree, full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from penstock.deadline import Deadline
-    from penstock.sinks.files.encode import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,6 @@ def staged_of(committable: Committable) -> str:
 
 
 def attempt_name(scope: WriterScope, token: str) -> str:
-    """The name of one writer's file of one attempt."""
     run = f"g{scope.sink.generation:08d}-e{scope.epoch:010d}-a{scope.attempt}"
     return f"{run}-p{scope.partition:05d}-t{scope.task_attempt}-{token}"
 

@@ -1,7 +1,6 @@
 """Rows as bytes: Parquet by pyarrow; JSON lines and CSV rendered by Spark and only joined here.
 
-Spark renders text itself (`to_json`, `to_csv`), so decimals, binaries, nulls and quotes look exactly as in Spark's own
-writers, and all of their options work. A task gets one string column and joins its lines without touching rows.
+Spark renders text itself, so it looks as in Spark's own writers. A task joins the lines without touching rows.
 
 A Parquet footer leaves NaN out, while Spark sorts NaN above every number and skips row groups by the footer. So columns
 that may hold NaN get no statistics, or a search for large numbers would miss rows.

@@ -22,7 +22,7 @@ of the bucket that aborts old uploads, as Kafka ends transactions that took too 
 
 An abort of ours takes the upload off `begun` before it ends it, so its loss is proven. If S3 does not answer, asks to
 slow down, or keys have expired, the commit retries until its deadline and then reports unknown: uploads stay open, and
-the next attempt completes them. Needs neither a rename nor conditional writes.
+the next attempt completes them.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
+from penstock.deadline import Deadline
 from penstock.errors import DataError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
 from penstock.sinks.files.commit import KEPT_RECEIPTS, Receipts, label, private_folder
+from penstock.sinks.files.encode import Encoder
 from penstock.storage.s3 import S3Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from penstock.deadline import Deadline
-    from penstock.sinks.files.encode import Encoder
 
 log = logging.getLogger(__name__)
 

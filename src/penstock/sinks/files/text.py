@@ -1,16 +1,8 @@
 """Rows as JSON or CSV without loss: the options of Spark's rendering, and map keys as text.
 
 Spark's writers cut timestamps to milliseconds, the one for CSV trims text, and `to_json` shows its internals for map
-keys that are not text: days since 1970 for a date, the address of a Java object for a binary. Decided rows must arrive
-unchanged, and a replay must write the same, so:
-
-| key of a map | in JSON |
-|---|---|
-| text | unchanged |
-| whole number, decimal, float, boolean, interval | as Spark casts it to text |
-| date | `2024-12-31` |
-| timestamp | as a value: `2024-12-31T23:59:59.000001Z`; without time zone the same without `Z` |
-| binary, array, struct | refused |
+keys that are not text. Decided rows must arrive unchanged, and a replay must write the same, so keys of maps become
+text as docs/how-to/files.md describes, and those that are binary, array or struct are refused.
 
 Two keys of one map never become the same text: each of these texts reads back to one value of the type.
 """

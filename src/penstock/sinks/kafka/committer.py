@@ -39,16 +39,14 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover
+from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.failpoints import active, failpoint
 from penstock.sinks.kafka.transactions import UNSURE, Described, Ending, TransactionClient
-
-if TYPE_CHECKING:
-    from penstock.deadline import Deadline
 
 #: Ended transactions reported to writers. Each live producer has one entry; a forgotten one costs a new producer.
 _MOST_HINTED = 2_000

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from penstock.kafka import errors, settings
 from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from pyspark.sql import SparkSession
 
     from penstock.contracts.lane_protocol import Action
@@ -59,6 +58,8 @@ class KafkaLanes(LaneClient):
         self._looker: Any = None
 
     def prepare(self, partitions: Mapping[str, int]) -> Mapping[str, str]:
+        from confluent_kafka.admin import NewPartitions, NewTopic
+
         wanted = {self._marks + topic: (topic, count) for topic, count in partitions.items()}
         if (longest := max(wanted, key=len, default="")) and len(longest) > _LONGEST:
             raise ConfigurationError(
@@ -75,10 +76,11 @@ class KafkaLanes(LaneClient):
                 raise errors.unreachable(self._servers, f"topic {small[0]!r} has no leaders", _PATIENCE)
             shape = self._shape() if any(name not in there for name in small) else {}
             for name in small:
+                _, count = wanted[name]
                 if name not in there:
-                    self._create(name, wanted[name][1], **shape)
-                elif len(there[name].partitions) < wanted[name][1]:
-                    self._grow(name, wanted[name][1])
+                    self._change(name, "creation", self._admin.create_topics([NewTopic(name, count, **shape)]), 36)
+                elif len(there[name].partitions) < count:
+                    self._change(name, "growth", self._admin.create_partitions([NewPartitions(name, count)]), 37)
         for name, policy in self._configs(wanted, "cleanup.policy").items():
             if policy != "compact":
                 raise ConfigurationError(
@@ -93,7 +95,7 @@ class KafkaLanes(LaneClient):
 
     def open_all(self, lanes: Collection[Lane], begin: Callable[[Lane, Mark | None], Mark]) -> Mapping[Lane, Mark]:
         def one(lane: Lane) -> tuple[Mark, int]:
-            with _Opening(self, lane, lambda found: begin(lane, found)) as steps:
+            with contextlib.closing(_Opening(self, lane, lambda found: begin(lane, found))) as steps:
                 return steps.run(self._owner), steps.end
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-lanes") as pool:
@@ -250,16 +252,6 @@ class KafkaLanes(LaneClient):
         more = {"min.insync.replicas": in_sync[topic]} if in_sync else {}
         return {"replication_factor": replicas, "config": {**_COMPACTED, **more}}
 
-    def _create(self, name: str, count: int, **shape: Any) -> None:
-        from confluent_kafka.admin import NewTopic
-
-        self._change(name, "creation", self._admin.create_topics([NewTopic(name, count, **shape)]), 36)
-
-    def _grow(self, name: str, count: int) -> None:
-        from confluent_kafka.admin import NewPartitions
-
-        self._change(name, "growth", self._admin.create_partitions([NewPartitions(name, count)]), 37)
-
     def _change(self, name: str, what: str, asked: Mapping[str, Any], done: int) -> None:
         """`done`: the code by which a broker says that another client did it first."""
         from confluent_kafka import KafkaException
@@ -310,10 +302,7 @@ class _Opening:
         self._open = False
         self.end = 0
 
-    def __enter__(self) -> _Opening:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._open:  # readers would wait for it until it expires
             with contextlib.suppress(Exception):
                 self._producer.abort_transaction(_SLICE)
@@ -325,7 +314,6 @@ class _Opening:
 
         steps = opening(owner)
         answer: Any = None
-        doing = f"opening the lane of {self._lane}"
         try:
             while True:
                 answer = self._do(steps.send(answer))
@@ -333,7 +321,7 @@ class _Opening:
             mark: Mark = done.value
             return mark
         except KafkaException as error:
-            raise self._lanes.refused(error, doing, _PATIENCE) from error
+            raise self._lanes.refused(error, f"opening the lane of {self._lane}", _PATIENCE) from error
 
     def _do(self, action: Action) -> Any:
         match action:

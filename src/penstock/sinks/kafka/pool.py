@@ -33,10 +33,6 @@ from penstock.sinks.kafka.producer import Producer
 
 #: Producers a worker keeps; each has a few threads and connections. Beyond it the least recently used is freed.
 LIMIT = 64
-#: One in so many of these is opened beside the one that a task waits for.
-_AHEAD = 8
-
-Factory = Callable[[Mapping[str, str], str], Producer]
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ class _Parked:
 class Pool:
     """One process's producers. Thread-safe; a producer has one user at a time."""
 
-    def __init__(self, factory: Factory = Producer, limit: int = LIMIT) -> None:
+    def __init__(self, factory: Callable[[Mapping[str, str], str], Producer] = Producer, limit: int = LIMIT) -> None:
         self._factory, self._limit = factory, limit
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -82,11 +78,10 @@ class Pool:
         return self._factory(dict(key.settings), key.transactional_id())
 
     def park(self, key: Key, producer: Producer) -> None:
-        """Keep it with its transaction prepared."""
+        """Keep it with its transaction prepared; `release` keeps it free."""
         self._keep(_Parked(key, producer, producer.sequence))
 
     def release(self, key: Key, producer: Producer) -> None:
-        """Keep it, free."""
         self._keep(_Parked(key, producer, None))
 
     def reclaim(self, producer: Producer) -> bool:
@@ -133,11 +128,11 @@ class Pool:
         return newest
 
     def _open_ahead(self, key: Key) -> None:
-        """As many as are parked already, with transactions that the driver has not ended."""
+        """As many as are parked with transactions that the driver has not ended, but at most an eighth of the limit."""
         with self._lock:
             self._opening = [thread for thread in self._opening if thread.is_alive()]
             parked = sum(parked.key == key for parked in self._idle)
-            more = min(parked, self._limit // _AHEAD) - len(self._opening) if parked > 1 else 0
+            more = min(parked, self._limit // 8) - len(self._opening) if parked > 1 else 0
             for _ in range(more):
                 thread = threading.Thread(target=self._open, args=(key,), name="penstock-producers", daemon=True)
                 thread.start()

@@ -4,7 +4,7 @@ So outcomes stay provable: producer id and epoch change only if another client e
 
 Arrow columns become the C structs that librdkafka reads by numpy arithmetic on addresses, without a loop over rows. The
 structs point into the Arrow buffers: the caller keeps the columns alive until librdkafka has copied them, and
-`Arguments` keeps all other memory. `plain` makes columns contiguous that are not (chunks, dictionaries, views).
+`Arguments` keeps all other memory.
 
 Null and empty values differ in Kafka (a null value deletes its key in a compacted topic): null has address 0, empty has
 an address and length 0.
@@ -34,7 +34,6 @@ ABORT_SECONDS = 10.0
 #: After the driver's commit the broker only confirms; it is slow only while it writes markers.
 RESYNC_SECONDS = 10.0
 _SLICE = 0.25
-_MOST_KEPT = 100
 
 U8 = npt.NDArray[np.uint64]
 
@@ -85,7 +84,6 @@ def spans(array: pa.Array) -> tuple[U8, U8]:
 
 
 def messages(value: pa.Array, key: pa.Array | None, partition: pa.Array | None) -> npt.NDArray[np.void]:
-    """One message struct per row."""
     structs = np.zeros(len(value), MESSAGE)
     structs["payload"], structs["len"] = spans(value)
     if key is not None:
@@ -258,11 +256,9 @@ class Producer:
         return self._ended(self._handle.abort, ABORT_SECONDS)
 
     def destroy(self) -> None:
-        """Free this producer; its open transaction stays open at the broker."""
         self._handle.destroy()
 
     def abandon(self) -> None:
-        """Forget it without touching it, in a process that did not create it."""
         self._handle.abandon()
 
     def _ended(self, end: Callable[[float], ClientError | None], seconds: float) -> bool:
@@ -365,7 +361,7 @@ class Producer:
 
     def _undelivered(self, row: Undelivered) -> None:
         self._failures += 1
-        if len(self._failed) < _MOST_KEPT:
+        if len(self._failed) < 100:
             self._failed.append(row)
 
     def _troubled(self, code: int, reason: str) -> None:

@@ -1,7 +1,4 @@
-"""`KafkaSink`: rows into Kafka topics, one transaction per task, visible all at once.
-
-Below the sink: the columns that it takes, and the checks of the cluster before a job starts.
-"""
+"""`KafkaSink`: rows into Kafka topics, one transaction per task, visible all at once; and the checks before a start."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, SchemaMismatch, TimeoutsContradict
 from penstock.kafka import errors, settings
 from penstock.kafka.connections import Connections, kafka_python, reach
+from penstock.secrets import mask_setting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.sinks.kafka.committer import KafkaCommitter
     from penstock.sinks.kafka.lanes import KafkaLanes
     from penstock.sinks.kafka.writer import KafkaWriter
-
 
 #: In the order in which the writer takes them: Spark's Kafka sink's columns, and `timestamp`.
 ACCEPTED = {
@@ -44,7 +41,6 @@ _TYPES = {
     "timestamp": ("timestamp", "timestamp_ntz"),
 }  # fmt: skip
 _CAST = {"value": "binary", "key": "binary", "partition": "int"}
-_CHECK_SECONDS = 10.0
 _CREATE_SECONDS = 30.0
 
 
@@ -52,17 +48,13 @@ _CREATE_SECONDS = 30.0
 class KafkaSink(TwoPhaseSink, RealTimeSink):
     """Exactly once into Kafka, for readers with `isolation.level=read_committed`.
 
-    Takes the columns of Spark's own Kafka sink, `value` (string or binary) and optionally `key`, `topic`, `partition`,
-    `headers`, and also `timestamp`. `topic` here wins over the column.
-
-    `options` are client settings (SASL, TLS, compression, …) in librdkafka's names, or in Spark's with `kafka.` in
-    front. Their secrets never appear in a message, a log or the ledger.
+    Takes the columns of Spark's own Kafka sink, and also `timestamp`. `topic` here wins over the column. `options` are
+    client settings in librdkafka's names, or in Spark's with `kafka.` in front; their secrets are never shown.
 
     The broker aborts a transaction that is not committed within `transaction_timeout`; a job that is down longer
     between decision and commit repairs it from a replay. The default is the brokers' default maximum.
 
-    `create_topic` creates a missing `topic` when the job starts, with `partitions` and `replication` or the broker's
-    defaults. Without it a missing topic is an error.
+    `create_topic` creates a missing `topic`, with `partitions` and `replication` or the broker's defaults.
     """
 
     shapes_once: ClassVar[bool] = True
@@ -86,7 +78,7 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         settings.transaction_seconds(self.transaction_timeout)
 
     def __repr__(self) -> str:
-        shown = settings.mask_secrets(self.options)
+        shown = {name: mask_setting(name, value) for name, value in sorted(self.options.items())}
         return f"KafkaSink({self.topic!r}, servers={self.servers!r}, options={shown})"
 
     def describe(self) -> str:
@@ -112,7 +104,8 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         def select(batch: pa.RecordBatch) -> pa.RecordBatch:
             import pyarrow as pa
 
-            kinds = {"value": pa.binary(), "key": pa.binary(), "partition": pa.int32(), "headers": headers_type()}
+            headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            kinds = {"value": pa.binary(), "key": pa.binary(), "partition": pa.int32(), "headers": headers}
             columns = {name: batch.column(batch.schema.get_field_index(given)) for name, given in names.items()}
             return pa.RecordBatch.from_pydict(
                 {name: column.cast(kinds.get(name, column.type)) for name, column in columns.items()}
@@ -216,12 +209,6 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         return Connections(self.servers, self.options)
 
 
-def headers_type() -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-
-
 def _mismatch(name: str, kind: str, columns: list[str]) -> SchemaMismatch:
     return SchemaMismatch(
         f"The Kafka sink cannot take column {name!r}: it is {kind}, accepted is {ACCEPTED[name]}"
@@ -253,7 +240,7 @@ def check_epoch_fits(context: CheckContext, transaction_timeout: float) -> None:
 
 def read_limits(connections: Connections, topic: str | None) -> Limits:
     """The limits that this user may read; the broker enforces the others anyway."""
-    deadline = Deadline(_CHECK_SECONDS)
+    deadline = Deadline(10.0)
     broker = connections.ask(lambda admin: _config(admin, "BROKER", None, "transaction.max.timeout.ms"), deadline)
     most = broker.get("transaction.max.timeout.ms")
     if topic is None:

@@ -13,20 +13,18 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.checkpoint.decision import Committable
+from penstock.deadline import Deadline
 from penstock.errors import PenstockError, SystemUnavailable
 from penstock.kafka import errors
 from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, kafka_python
 from penstock.kafka.log import Place, batches, fetch, find_leaders, find_places
 
-if TYPE_CHECKING:
-    from penstock.checkpoint.decision import Committable
-    from penstock.deadline import Deadline
-
-_MOST_CACHED = 20_000
 _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 #: No answer; not a code of Kafka's.
 SILENT = -1000
@@ -149,24 +147,12 @@ class TransactionClient:
         judges any other answer, or none: the state at another coordinator must be read first."""
         waiting = {ending.transactional_id: ending for ending in endings}
         answers: dict[str, Ended] = {name: Ended(SILENT, True) for name in waiting}
+        # Version 3 leaves the epoch unchanged, so that the writer's producer can continue.
+        request = partial(kafka_python().EndTxn, committed=commit, max_version=3)
         for pause in _pauses(deadline):
             nodes = self._find(waiting, deadline)
-            names = list(nodes)
-            requests = [
-                (
-                    nodes[name],
-                    # Version 3 leaves the epoch unchanged, so that the writer's producer can continue.
-                    kafka_python().EndTxn(
-                        transactional_id=name,
-                        producer_id=waiting[name].producer_id,
-                        producer_epoch=waiting[name].producer_epoch,
-                        committed=commit,
-                        max_version=3,
-                    ),
-                )
-                for name in names
-            ]
-            for name, answer in zip(names, self._connections.send(requests, deadline), strict=True):
+            requests = [(node, request(**asdict(waiting[name]))) for name, node in nodes.items()]
+            for name, answer in zip(nodes, self._connections.send(requests, deadline), strict=True):
                 code = getattr(answer, "error_code", SILENT)
                 sure = answers[name].sure and (code != SILENT or isinstance(answer, NotSent))
                 answers[name] = Ended(code, sure)
@@ -239,9 +225,10 @@ class TransactionClient:
             if not pending:
                 return sorted(names)
             time.sleep(pause)
-            living = self._living(deadline)
-            if living and living != asked:
-                pending, asked = set(living), living
+            with suppress(SystemUnavailable, kafka_python().errors.KafkaError):  # no broker answers
+                living = self._connections.ask(_living, deadline)
+                if living and living != asked:
+                    pending, asked = set(living), living
         raise errors.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
@@ -251,46 +238,46 @@ class TransactionClient:
         Requests the abort and then only looks: initialising again after the abort would wipe the state that proves it.
         """
         waiting = set(ids)
+        request = partial(kafka_python().InitProducerId, transaction_timeout_ms=self._timeout_ms, max_version=4)
         for pause in _pauses(deadline):
             states = self.describe(waiting, deadline)
-            waiting -= {name for name, described in states.items() if _settled(described)}
+            unsettled = ("Ongoing", "PrepareAbort", "PrepareEpochFence")
+            waiting -= {name for name, described in states.items() if described.state not in unsettled}
             if not waiting:
                 break
             nodes = self._find([name for name in waiting if name in states and states[name].open], deadline)
-            requests = [
-                (
-                    node,
-                    kafka_python().InitProducerId(
-                        transactional_id=name, transaction_timeout_ms=self._timeout_ms, max_version=4
-                    ),
-                )
-                for name, node in nodes.items()
-            ]
+            requests = [(node, request(transactional_id=name)) for name, node in nodes.items()]
             for answer in self._connections.send(requests, deadline):
                 _raise_denied(getattr(answer, "error_code", SILENT))
             time.sleep(pause)
         return waiting
 
     def evidence(self, committable: Committable, deadline: Deadline) -> str:
-        """What the topics hold of a transaction, for an operator."""
-        return str(collect_evidence(self._connections, committable, deadline))
+        """What the topics hold of a sealed transaction, read from their beginning, for an operator."""
+        payload, evidence = committable.payload, Evidence(committable.rows)
+        for topic in payload.get("topics", ()):
+            try:
+                places = self._connections.ask(partial(find_places, topic), deadline)
+            except (PenstockError, kafka_python().errors.KafkaError) as error:
+                evidence.gaps.append(f"topic {topic} ({type(error).__name__})")
+                continue
+            if not places:
+                evidence.gaps.append(f"topic {topic} (it does not exist)")
+            for place in places:
+                read = partial(fetch, self._connections, place, deadline=deadline)
+                if why := _count(place, read, payload, evidence):
+                    evidence.gaps.append(f"{topic}-{place.number} ({why})")
+        return str(evidence)
 
     def close(self) -> None:
         self._connections.close()
-
-    def _living(self, deadline: Deadline) -> set[int] | None:
-        """The brokers that the cluster lists now; None if no broker answers."""
-        try:
-            return self._connections.ask(_living, deadline)
-        except (SystemUnavailable, kafka_python().errors.KafkaError):
-            return None
 
     def _find(self, ids: Iterable[str], deadline: Deadline) -> dict[str, int]:
         """The coordinating broker of each id that has one now."""
         names = list(ids)
         unknown = [name for name in names if name not in self._coordinators]
         if unknown:
-            if len(self._coordinators) > _MOST_CACHED:
+            if len(self._coordinators) > 20_000:
                 self._coordinators.clear()
                 unknown = names
             request = kafka_python().FindCoordinator(key_type=1, coordinator_keys=unknown, min_version=4)
@@ -337,10 +324,6 @@ def _living(admin: Any) -> set[int]:
     return {int(broker["broker_id"]) for broker in brokers if not broker.get("is_fenced")}
 
 
-def _settled(described: Described) -> bool:
-    return described.state not in ("Ongoing", "PrepareAbort", "PrepareEpochFence")
-
-
 def _pauses(deadline: Deadline) -> Iterable[float]:
     """Waits between rounds: short at first, because a broker writes its markers in a few milliseconds."""
     pause = 0.002
@@ -354,10 +337,9 @@ def _pauses(deadline: Deadline) -> Iterable[float]:
 class Evidence:
     """Rows of a transaction that its coordinator has forgotten, by how it ended in their partition; an operator judges.
 
-    Every batch of a partition's log names its producer, and the end of a transaction is a batch of its own, a marker.
-    Both outlive the coordinator's memory; they are read without isolation. A kept producer has ended many transactions;
-    this one ended after the moment at which it began. Rows removed by retention or compaction leave no trace, and
-    brokers' clocks differ, so this evidence is shown and never taken as proof.
+    Batches and markers of a partition's log (`kafka.log`) outlive the coordinator's memory. A kept producer has ended
+    many transactions; this one ended after the moment at which it began. Rows removed by retention or compaction leave
+    no trace, and brokers' clocks differ, so this evidence is shown and never taken as proof.
     """
 
     rows: int  # as many as were decided
@@ -369,23 +351,6 @@ class Evidence:
     def __str__(self) -> str:
         counts = f"of {self.rows} rows {self.committed} committed, {self.aborted} aborted, {self.open} without an end"
         return f"{counts}; not seen: {', '.join(self.gaps)}" if self.gaps else counts
-
-
-def collect_evidence(connections: Connections, committable: Committable, deadline: Deadline) -> Evidence:
-    """Read the topics of a sealed committable from their beginning; `gaps` names the unreadable parts."""
-    payload, evidence = committable.payload, Evidence(committable.rows)
-    for topic in payload.get("topics", ()):
-        try:
-            places = connections.ask(partial(find_places, topic), deadline)
-        except (PenstockError, kafka_python().errors.KafkaError) as error:
-            evidence.gaps.append(f"topic {topic} ({type(error).__name__})")
-            continue
-        if not places:
-            evidence.gaps.append(f"topic {topic} (it does not exist)")
-        for place in places:
-            if why := _count(place, partial(fetch, connections, place, deadline=deadline), payload, evidence):
-                evidence.gaps.append(f"{topic}-{place.number} ({why})")
-    return evidence
 
 
 def _count(place: Place, read: Callable[[int], tuple[Any, str]], payload: Mapping[str, Any], found: Evidence) -> str:

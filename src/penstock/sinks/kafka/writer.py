@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import EpochError
 from penstock.sinks.kafka.pool import POOL, Key, Pool
 from penstock.sinks.kafka.producer import Producer
 from penstock.sinks.kafka.sink import ACCEPTED
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class KafkaWriter(Writer):

@@ -39,7 +39,6 @@ _TAG = re.compile(r"\{[^{}]+\}")
 #: The beginning of all sinks' own keys.
 RESERVED = rf"^({_TAG.pattern})?penstock:"
 
-_SCHEMES = ("redis", "rediss", "unix")
 _PASSWORD = re.compile(r"^\w+://[^:@/]*:(?P<password>.*)@", re.DOTALL)
 
 #: Time for one answer. A script runs for some tens of milliseconds; a fork or a full disk takes longer.
@@ -64,8 +63,7 @@ def library() -> Any:
 
 def connect(url: str, options: Mapping[str, Any], *, cluster: bool, sentinels: Sequence[str] = ()) -> Any:
     """A client that connects with its first command. It never repeats a command by itself: only the caller knows
-    whether that would be right. With `sentinels` the host of `url` is their name for the primary; every new connection
-    asks them for it."""
+    whether that would be right."""
     redis = library()
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -154,7 +152,6 @@ def is_away(error: BaseException) -> bool:
 
 
 def translated(error: BaseException, url: str) -> errors.PenstockError:
-    """Penstock's error for one of the client's."""
     redis = library().exceptions
     where, text = public_address(url), scrub(str(error), url)
     denied = (redis.AuthenticationError, redis.NoPermissionError)
@@ -194,7 +191,7 @@ def translated(error: BaseException, url: str) -> errors.PenstockError:
 
 def require_readable(url: str) -> None:
     """`ConfigurationError`, which holds nothing of `url`, if it is ambiguous."""
-    if not url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
+    if not url.startswith(("redis://", "rediss://", "unix://")):
         raise _refused("RedisSink needs an address that begins with redis://, rediss:// (TLS) or unix://.")
     try:
         parts = urlsplit(url)

@@ -18,18 +18,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope
+from penstock.deadline import Deadline
 from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.sinks.files.commit import numbers_in
 from penstock.sinks.redis import client
-
-if TYPE_CHECKING:
-    from penstock.deadline import Deadline
-    from penstock.sinks.redis.sink import RedisSink
+from penstock.sinks.redis.sink import RedisSink
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +34,6 @@ log = logging.getLogger(__name__)
 KEPT_EPOCHS = 16
 
 _AT_ONCE = 500
-_WAIT_SECONDS = 5.0
 _PAUSES = (0.02, 0.1, 0.5, 1.0)
 
 _OUTCOMES = {b"done": Outcome.COMMITTED, b"already": Outcome.ALREADY_COMMITTED, b"lost": Outcome.LOST}
@@ -58,7 +54,8 @@ class RedisCommitter(Committer):
                 part = named[start : start + _AT_ONCE]
                 with self._client.pipeline(transaction=False) as pipeline:
                     for c in part:
-                        pipeline.llen(_rows(c))
+                        # Its own base: the sink's prefix may have changed.
+                        pipeline.llen(client.Layout(c.payload["base"]).rows(c.payload["name"]))
                     lengths = pipeline.execute()
                 for c, length in zip(part, lengths, strict=True):
                     if length != c.payload["elements"] + 1:
@@ -127,7 +124,7 @@ class RedisCommitter(Committer):
             return True
         layout = client.Layout(committable.payload["base"])
         while not deadline.passed():
-            wait = max(1, int(min(deadline.remaining(), _WAIT_SECONDS) * 1000))
+            wait = max(1, int(min(deadline.remaining(), 5.0) * 1000))
             try:
                 with self._client.pipeline(transaction=False) as pipeline:
                     # A connection that has written nothing waits for nothing.
@@ -204,11 +201,6 @@ class RedisCommitter(Committer):
 
     def close(self) -> None:
         self._client.close()
-
-
-def _rows(committable: Committable) -> str:
-    # From the committable, not from the sink: its prefix may have changed.
-    return client.Layout(committable.payload["base"]).rows(committable.payload["name"])
 
 
 class NothingToCommit(Committer):

@@ -11,15 +11,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.redis.client import (
-    alone,
-    connect,
-    hash_tag,
-    library,
-    public_address,
-    require_readable,
-    translate_errors,
-)
+from penstock.sinks.redis import client
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,29 +24,19 @@ _MODES = ("hash", "string", "counter")
 class RedisSink(TwoPhaseSink):
     """Rows into Redis by key, exactly once: prepared beside the keys, applied by a script that leaves its own proof.
 
-    The Redis key of a row is `prefix` and the value of its column `key`. By `mode`:
+    The Redis key of a row is `prefix` and the value of its column `key`. By `mode` the other columns become the fields
+    of a `hash`, a `string` (several columns: one JSON object), or are *added* to a `counter`; docs/how-to/redis.md has
+    what a null does.
 
-    * `hash`: the other columns become fields; a null removes its field, fields that the row does not have stay.
-    * `string`: one other column is the value, several become one JSON object; a null removes the key.
-    * `counter`: the other columns are whole numbers and are *added*: one column to a plain counter, several to the
-      fields of a hash. Null adds nothing.
+    `ttl` (seconds, or text such as "1h") restarts with every write of a key. Rows with the same key in one partition
+    are applied in order; partition by key if the order of its rows matters.
 
-    `ttl` (seconds, or text such as "1h") restarts with every write of a key.
+    With `staged=False` tasks write the keys directly: effectively-once, and not for counters. On a `cluster` all keys
+    must be in one slot: give a `prefix` with a hash tag, such as "{totals}:". With `sentinels` (`["host:26379", …]`)
+    the host in the url is their name for the primary; every new connection asks them for it.
 
-    Rows with the same key in one partition are applied in order; partition by key if the order of its rows matters.
-
-    With `staged=False` tasks write the keys directly, for hosts that forbid scripts and for a cluster. That converges
-    after a replay, but readers see intermediate states: effectively-once, which a job in mode exactly_once refuses. Not
-    for counters.
-
-    On a `cluster` all keys must be in one slot: give a `prefix` with a hash tag, such as "{totals}:".
-
-    With `sentinels` (`["host:26379", …]`) the host in the url is their name for the primary, such as
-    "redis://:secret@mymaster/0"; every new connection asks them for it.
-
-    Replication is asynchronous: a failover can lose committed rows, which is detected and ends the job with
-    `CommittedRowsLost`. With `replicas` an epoch counts as prepared, and as committed, only once so many replicas have
-    it. Not for a cluster.
+    A failover that loses committed rows is detected and ends the job with `CommittedRowsLost`. With `replicas` an epoch
+    counts as prepared, and as committed, only once so many replicas have it. Not for a cluster.
 
     `options` go to the client (`ssl_ca_certs`, `password`, …); they and the url's secrets are never shown.
     """
@@ -75,7 +57,7 @@ class RedisSink(TwoPhaseSink):
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
             raise ConfigurationError(f"RedisSink has no mode {self.mode!r}.", to_do=f"use one of {', '.join(_MODES)}.")
-        require_readable(self.url)
+        client.require_readable(self.url)
         if self.ttl is not None and seconds(self.ttl, "ttl") < 0.001:
             raise ConfigurationError(
                 f"ttl={self.ttl!r} is no time at all.", to_do="give a ttl of a millisecond or more, or none."
@@ -100,7 +82,7 @@ class RedisSink(TwoPhaseSink):
                 "Only a staged sink waits for replicas: with staged=False keys are written before any decision.",
                 to_do="leave staged=True, or replicas out.",
             )
-        if self.cluster and self.staged and not hash_tag(self.prefix):
+        if self.cluster and self.staged and not client.hash_tag(self.prefix):
             raise ConfigurationError(
                 "On a cluster a script reaches one slot only, and keys without a common hash tag are spread.",
                 to_do=f"give a prefix with a tag, such as {{{self.prefix.rstrip(':') or 'totals'}}}:, which puts all "
@@ -108,11 +90,12 @@ class RedisSink(TwoPhaseSink):
             )
 
     def __repr__(self) -> str:
-        return f"RedisSink({public_address(self.url)!r}, mode={self.mode!r}, key={self.key!r}, prefix={self.prefix!r})"
+        where = client.public_address(self.url)
+        return f"RedisSink({where!r}, mode={self.mode!r}, key={self.key!r}, prefix={self.prefix!r})"
 
     def describe(self) -> str:
         kind = {"hash": "hashes", "string": "strings", "counter": "counters"}[self.mode]
-        return f"Redis {kind} {self.prefix}<{self.key}> at {public_address(self.url)}"
+        return f"Redis {kind} {self.prefix}<{self.key}> at {client.public_address(self.url)}"
 
     def link(self, uid: str) -> Link:
         if self.staged:
@@ -159,22 +142,22 @@ class RedisSink(TwoPhaseSink):
         return None if self.ttl is None else round(seconds(self.ttl, "ttl") * 1000)
 
     def connect(self) -> Any:
-        return connect(self.url, self.options, cluster=self.cluster, sentinels=self.sentinels)
+        return client.connect(self.url, self.options, cluster=self.cluster, sentinels=self.sentinels)
 
 
 def check_server(sink: RedisSink) -> list[str]:
     """Warnings for the user; raises if the sink cannot work. Writes nothing."""
-    where = public_address(sink.url)
+    where = client.public_address(sink.url)
     # Never through a cluster's client: a plain one can ask one node what it is.
-    plain = sink.connect() if sink.sentinels else alone(sink.url, sink.options)
-    with contextlib.closing(plain) as client:
-        with translate_errors(sink.url):
-            info: Mapping[str, Any] = client.info()
+    plain = sink.connect() if sink.sentinels else client.alone(sink.url, sink.options)
+    with contextlib.closing(plain):
+        with client.translate_errors(sink.url):
+            info: Mapping[str, Any] = plain.info()
             if sink.staged:
-                client.execute_command("EVAL", "return 1", 0)
+                plain.execute_command("EVAL", "return 1", 0)
         fsync = ""
-        with contextlib.suppress(library().exceptions.RedisError):  # many hosts forbid CONFIG
-            fsync = str(client.config_get("appendfsync").get("appendfsync", ""))
+        with contextlib.suppress(client.library().exceptions.RedisError):  # many hosts forbid CONFIG
+            fsync = str(plain.config_get("appendfsync").get("appendfsync", ""))
     _refuse(info, sink, where)
     return findings(info, fsync, where, ttl=sink.ttl is not None, replicas=sink.replicas)
 

@@ -1,18 +1,7 @@
 """A task's side of Redis: `StagingWriter` prepares rows beside the user's keys, `DirectWriter` writes the keys.
 
-Rows become the byte strings that Redis holds column by column, without a Python loop over values:
-
-| type | in Redis |
-|---|---|
-| string, binary | unchanged |
-| integers, decimals | digits, never in scientific notation |
-| float, double | the shortest text that reads back to the same number; `nan`, `inf`, `-inf` |
-| boolean | `true`, `false` |
-| date | `2024-12-31` |
-| timestamp | `2024-12-31T23:59:59.000001Z`, always in UTC; without time zone: the same without `Z` |
-| array, map, struct, variant | JSON, times in UTC; keys of maps as in `sinks.files.text` |
-| interval | as Spark writes it |
-| null | removes the field, in string mode the key; leaves a counter unchanged |
+Rows become the byte strings that Redis holds column by column, without a Python loop over values; the text of each type
+is in docs/how-to/redis.md.
 """
 
 from __future__ import annotations
@@ -20,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,8 +24,6 @@ from penstock.sinks.redis import client
 from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
@@ -84,13 +71,12 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
                     to_do=f"cast it to bigint, or leave it out: .select({key!r}, …).",
                 )
     refuse_keys(values, "The Redis sink")
-    select = frame.select
     if mode == "string" and len(values) > 1:
         parts = [keys_as_text(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
         columns = [f.to_json(f.struct(*parts), dict(LOSSLESS["json"])).alias("value")]
     else:
         columns = [_plain(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
-    return select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
+    return frame.select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
 
 
 def _plain(column: Column, kind: DataType) -> Column:

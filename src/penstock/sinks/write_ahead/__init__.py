@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
@@ -29,12 +29,9 @@ class WriteAheadSink(TwoPhaseSink):
     two parts stay the same for a writer from epoch to epoch. `write` returns when the target has the rows, and raises
     otherwise; it is then called again, until the commit's time is up, and after a restart.
 
-    The guarantee depends on the target when a write arrives twice because its answer was lost:
-
-    * `marker` returns the ids the target holds, at least the last of each writer (a mapping's values count), and
-      `write` stores the id in the same transaction as the rows, under a unique key: exactly once.
-    * `idempotent=True` declares that the target ignores an id it has seen: exactly once.
-    * neither: at least once.
+    `marker` returns the ids the target holds, at least the last of each writer (a mapping's values count), and `write`
+    stores the id in the same transaction as the rows, under a unique key: exactly once. So is `idempotent=True`, which
+    declares that the target ignores an id it has seen. Neither: at least once.
 
     The driver calls the functions; in mode at_least_once tasks do, which must then be able to import them. The driver
     and all tasks must reach `log`: a folder, or an address that pyarrow opens.
@@ -63,8 +60,8 @@ class WriteAheadSink(TwoPhaseSink):
         return f"WriteAheadSink({self.describe()!r}, log={self.log!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        functions = (carry(self.write), carry(self.marker))
-        return (_rebuild, (*functions, self.log, self.idempotent, self.describe()))
+        others: dict[str, Any] = {"log": self.log, "idempotent": self.idempotent, "name": self.describe()}
+        return partial(WriteAheadSink, marker=carry(self.marker), **others), (carry(self.write),)
 
     @property
     def exact(self) -> bool:
@@ -126,10 +123,6 @@ class WriteAheadSink(TwoPhaseSink):
         from penstock.sinks.write_ahead.commit import HandingCommitter
 
         return HandingCommitter(self, scope)
-
-
-def _rebuild(write: Any, marker: Any, log: str, idempotent: bool, name: str) -> WriteAheadSink:
-    return WriteAheadSink(write, log=log, marker=marker, idempotent=idempotent, name=name)
 
 
 class CarriedFunction:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.checkpoint.inflight import LogFile, LogWriter, read_log
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
+from penstock.deadline import Deadline
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
@@ -40,7 +41,6 @@ from penstock.storage.tree import full_disk_named
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.deadline import Deadline
     from penstock.sinks.write_ahead import WriteAheadSink
 
 log = logging.getLogger(__name__)
@@ -152,11 +152,7 @@ class HandingCommitter(Committer):
             outcomes, ready = self._proven(committables, notes["begun"], notes["done"])
             if deadline.passed():
                 return {**{committable.writer: Outcome.UNKNOWN for committable in ready}, **outcomes}
-            fresh = [
-                committable.payload["rows"]
-                for committable in ready
-                if committable.payload["rows"] not in notes["begun"]
-            ]
+            fresh = [c.payload["rows"] for c in ready if c.payload["rows"] not in notes["begun"]]
             self._row_log.notes.write(epoch, fresh, "begun")
             self._hand_over(epoch, ready, outcomes, deadline)
             self._row_log.notes.forget(epoch - KEPT_EPOCHS)
@@ -211,13 +207,11 @@ class HandingCommitter(Committer):
         self._row_log.remove(names)
 
     def _write(self, committable: Committable, deadline: Deadline) -> Outcome:
-        tries = 0
+        payload, tries = committable.payload, 0
         while not deadline.passed():
             try:
-                rows = self._row_log.read(
-                    committable.payload["rows"], committable.payload["bytes"], committable.payload["crc"]
-                )
-                self._sink.write(rows, committable.payload["id"])
+                rows = self._row_log.read(payload["rows"], payload["bytes"], payload["crc"])
+                self._sink.write(rows, payload["id"])
                 return Outcome.COMMITTED
             except LedgerError as error:
                 log.error("the log of writer %d cannot be handed over: %s", committable.writer, error)
