@@ -1,12 +1,6 @@
 """What the ledger decided beside what a sink shows: one finding for each writer that differs. No I/O.
 
-The words are those of `testing.anomalies`, and three more:
-
-| finding | means |
-|---|---|
-| changed rows | as many rows as decided, and others than decided |
-| no longer provable | the place could prove it once: rows were retained, compacted, or moved away since |
-| not provable | this kind of sink, or this mode of it, never shows which writer a row is of |
+docs/how-to/audit.md says what each kind of finding means; three are those of `testing.anomalies`.
 """
 
 from __future__ import annotations

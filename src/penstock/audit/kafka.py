@@ -65,9 +65,6 @@ class Partition:
             return f"retention: {self.name} begins at offset {self.place.start}"
         return f"compaction: {self.name} has gaps between its offsets" if self.compacted and self.gaps else ""
 
-    def led_by(self, node: int) -> Partition:
-        return replace(self, place=self.place._replace(node=node))
-
     @property
     def name(self) -> str:
         return f"{self.place.topic}-{self.place.number}"
@@ -90,7 +87,8 @@ class KafkaReader:
             for topic in topics:
                 known = {partition.place.number: partition for partition in self._partitions.get(topic, ())}
                 found = connections.ask(partial(_describe, topic), Deadline(_SECONDS))
-                self._partitions[topic] = [known.get(each.place.number, each).led_by(each.place.node) for each in found]
+                kept = [(known.get(each.place.number, each), each.place.node) for each in found]
+                self._partitions[topic] = [replace(each, place=each.place._replace(node=node)) for each, node in kept]
                 for partition in self._partitions[topic]:
                     self._advance(partition, partial(_fetch, connections, partition), ahead)
         return self._attribute(decided, later(), [part for topic in topics for part in self._partitions[topic]])
@@ -199,10 +197,8 @@ def rows_of_topic(sink: Any) -> pa.Table:
                 raise SystemUnavailable(f"{sink.topic} cannot be read: {fault}.", to_do="see whether its brokers run.")
     finally:
         reader.close()
-    all_rows = [row for of_partition in rows.values() for row in of_partition]
-    return pa.table(
-        {name: pa.array([row[at] for row in all_rows], pa.binary()) for at, name in ((0, "key"), (1, "value"))}
-    )
+    keys, values = ([row[at] for of_partition in rows.values() for row in of_partition] for at in (0, 1))
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
 def _describe(topic: str, admin: Any) -> list[Partition]:

@@ -1,12 +1,4 @@
-"""Folders, tables and databases as their readers see them.
-
-| sink | a visible row is of |
-|---|---|
-| files | the writer whose manifest names the file |
-| Delta, Iceberg | the writer whose manifest names the data file; where the table has replaced a file that is not deleted yet, its rows are found again by their hashes |
-| PostgreSQL | the writer whose marker has the row's `xmin`; in mode `staged` the epoch, which is one transaction |
-| MySQL | the table: SQL does not show which transaction wrote a row |
-"""  # noqa: E501
+"""Folders, tables and databases as their readers see them. docs/how-to/audit.md says of which writer a row is."""
 
 from __future__ import annotations
 
@@ -240,10 +232,8 @@ def rows_of(sink: Any) -> pa.Table | None:
         case "FileSink":
             names, read = _folder(sink)
             found = [_table_of_file(sink, read(name), name) for name in names]
-        case "DeltaSink":
-            found = [read_file() for read_file in _delta(sink)[0].values()]
-        case "IcebergSink":
-            found = [read_file() for read_file in _iceberg(sink)[0].values()]
+        case "DeltaSink" | "IcebergSink" as kind:
+            found = [read_file() for read_file in (_delta if kind == "DeltaSink" else _iceberg)(sink)[0].values()]
         case "KafkaSink":
             found = [rows_of_topic(sink)]
         case "PostgresSink":

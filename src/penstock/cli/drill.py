@@ -13,8 +13,6 @@ import typer
 from penstock.cli.output import Json, Output
 from penstock.cli.run import Settings, parse_options
 
-_DEFAULT = "kill,stop,step"
-
 
 def drill(
     script: Annotated[
@@ -22,7 +20,9 @@ def drill(
     ],
     seconds: Annotated[float, typer.Option(min=20, metavar="N", help="How long it may take.")] = 180,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Draws the faults; left out: a new one.")] = None,
-    faults: Annotated[str, typer.Option(metavar="KINDS", help="Of kill, stop and step, with commas.")] = _DEFAULT,
+    faults: Annotated[
+        str, typer.Option(metavar="KINDS", help="Of kill, stop and step, with commas.")
+    ] = "kill,stop,step",
     restart: Annotated[
         str, typer.Option(metavar="COMMAND", help="A further fault: runs this, such as the restart of a broker.")
     ] = "",

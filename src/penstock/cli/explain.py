@@ -1,5 +1,4 @@
-"""`penstock explain`, `check` and `config`: what a job guarantees, whether the systems it uses allow that, and its
-settings, without running it."""
+"""`penstock explain`, `check` and `config`: what a job guarantees and needs, and its settings, without running it."""
 
 from __future__ import annotations
 
@@ -23,11 +22,10 @@ def explain(script: Annotated[Path, _SCRIPT], as_json: Json = False) -> None:
     for query, chain in job.chains().items():
         for link in chain.links:
             weakest = link is chain.weakest
-            row = {
+            rows.append({
                 "query": query, "link": link.kind, "name": link.name, "guarantee": str(link.guarantee),
                 "because": link.because, "weakest": weakest, "lift": link.lift if weakest else "",
-            }  # fmt: skip
-            rows.append(row)
+            })  # fmt: skip
     output = Output.choose(as_json)
     output.table("What the job gives", rows)
     if job.settings.availability.cost:

@@ -1,5 +1,4 @@
-"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`, `logs`: commands for running jobs, and how they find
-the job: by name, by id or the beginning of one, on this machine or at an address."""
+"""Commands for running jobs, and how they find the job: by name, by id or the beginning of one, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -68,8 +67,6 @@ Manager = Annotated[
 Type = Annotated[
     Kind, typer.Option("--type", "-type", case_sensitive=False, help="canonical: readable by any tool and backend.")
 ]
-
-
 Timeout = Annotated[
     float,
     typer.Option("--timeout", metavar="SECONDS", min=0, help="Wait so long without progress; the job still ends."),
@@ -333,9 +330,6 @@ def _writer() -> Callable[[bytes], None]:
         sys.stdout.flush()
 
     return write
-
-
-# Which job a command means
 
 
 @dataclass(frozen=True)

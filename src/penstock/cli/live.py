@@ -8,16 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock import logs
 from penstock.cli.output import number_text, short_duration_text
 from penstock.cli.show import JobFacts, read_facts
 from penstock.deadline import polling
 from penstock.ops.process.registry import Registry, now_ms
-
-if TYPE_CHECKING:
-    from penstock.ops.process.start import Start
+from penstock.ops.process.start import Start
 
 
 class LiveRows:

@@ -1,5 +1,4 @@
-"""The `penstock` command. Nothing heavy is imported before a command runs, so `penstock --help` answers at once. Exit
-status: 0 for success, 1 for an error, 2 for a command that was misspelt."""
+"""The `penstock` command. Nothing heavy is imported before a command runs, so `penstock --help` answers at once."""
 
 from __future__ import annotations
 

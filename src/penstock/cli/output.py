@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.progress import Step
 
-LINE_SECONDS = 10.0
-"""Between two lines of progress, where there is no terminal. Work that is over sooner prints none."""
+LINE_SECONDS = 10.0  # between two lines of progress without a terminal; work that is over sooner prints none
 _WIDE = 240
 
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]

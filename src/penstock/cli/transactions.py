@@ -200,7 +200,8 @@ def abort(target: Target, output: Output, take_over: TakeOver = False, force: Fo
         silent = [] if target.ids else list(report.silent)
         queries = target.queries({orphan.query for orphan in chosen} | {query for query, _ in silent})
         for query in queries:
-            undecided = [orphan for orphan in report.of(query.uid) if orphan.decision is DecisionState.UNDECIDED]
+            of_query = [orphan for orphan in report.orphans if orphan.query == query.uid]
+            undecided = [orphan for orphan in of_query if orphan.decision is DecisionState.UNDECIDED]
             selected = [orphan for orphan in undecided if orphan in chosen]
             others = [orphan for orphan in undecided if orphan not in chosen]
             transactions.abort(target.ledgers, query, target.sinks, selected, others)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.jobs import complete
+from penstock.cli.jobs import complete, find_running
 from penstock.cli.output import Output
 
 DEFAULT_PORT = 8082
@@ -49,8 +49,6 @@ def ui(
             _open_browser(link)
 
     if job is not None:
-        from penstock.cli.jobs import find_running
-
         tell(find_running(job, None).client.page_link())
         return
     from penstock.config.resolve import resolve

@@ -1,4 +1,1 @@
-"""For people who build jobs or Penstock itself: a Kafka broker (`kafka`).
-
-May import everything except `cli`. No job needs anything from here.
-"""
+"""For people who build jobs or Penstock itself: a Kafka broker (`kafka`). No job needs anything from here."""

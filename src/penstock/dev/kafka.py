@@ -1,9 +1,8 @@
 """`penstock dev kafka`: a real Kafka broker for development, started by one command and stopped by another.
 
-It is Apache Kafka itself in KRaft mode (broker and controller in one Java process), from the locked jar set
-`kafka-broker`; nothing is simulated. Its listeners are bound to 127.0.0.1. There is one per user cache.
-`dev/kafka/state.json` holds only what was started; processes and ports are asked each time whether it is true, so a
-broker that died, or a machine that was switched off, is noticed.
+It is Apache Kafka itself, broker and controller in one Java process that listens on 127.0.0.1; one per user cache.
+`state.json` holds only what was started; processes and ports are asked each time whether it is true, so a broker that
+died, or a machine that was switched off, is noticed.
 """
 
 from __future__ import annotations
@@ -215,9 +214,6 @@ def _failure(folder: Path, happened: str) -> DevelopmentError:
         safe=f"Its data in {folder} is as the broker left it.",
         to_do=f"Read {log}; free the port, memory or disk it asks for.",
     )
-
-
-# One broker in one folder
 
 
 def configuration(

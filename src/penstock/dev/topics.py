@@ -120,15 +120,9 @@ def consume(
     topic is waited for; otherwise up to the topic's end. `committed`: only those of committed transactions."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-    reader = Consumer(
-        {
-            "bootstrap.servers": servers,
-            "group.id": f"penstock-{uuid.uuid4()}",
-            "isolation.level": "read_committed" if committed else "read_uncommitted",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
+    level = "read_committed" if committed else "read_uncommitted"
+    own = {"group.id": f"penstock-{uuid.uuid4()}", "isolation.level": level, "enable.partition.eof": True}
+    reader = Consumer({"bootstrap.servers": servers, **own, "enable.auto.commit": False})
     try:
         while not (partitions := reader.list_topics(topic, _SECONDS).topics[topic].partitions) and follow:
             time.sleep(_POLL_SECONDS)

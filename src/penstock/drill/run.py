@@ -1,14 +1,4 @@
-"""The two runs of a drill: under faults, and calm over the same input.
-
-| fault | what |
-|---|---|
-| kill | SIGKILL of the driver, the JVM, a Python worker or an executor, shortly after an epoch completed |
-| stop | SIGSTOP of one of them, and SIGCONT some seconds later |
-| step | SIGKILL of the process that passes a certain step of the protocol, see `failpoints` |
-| restart | the user's own command, such as one that restarts a broker or cuts it off |
-
-The seed draws kinds, targets, steps and delays. When exactly a process is hit follows from the machine as well.
-"""
+"""The two runs of a drill: under faults, which docs/how-to/prove-your-job.md lists, and calm over the same input."""
 
 from __future__ import annotations
 
@@ -21,7 +11,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -113,8 +103,7 @@ class Ran:
     def to_dict(self) -> dict[str, Any]:
         """With those events that a timeline shows, each with the seconds since `begun`."""
         shown = [each for each in self.events if each["event"] in ("started", "completed")]
-        events = [{**each, "at": round(each["time"] - self.begun, 3)} for each in shown]
-        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "events": events}
+        return {**asdict(self), "events": [{**each, "at": round(each["time"] - self.begun, 3)} for each in shown]}
 
     def completed(self) -> dict[str, int]:
         """The newest complete epoch of each query."""
@@ -163,8 +152,7 @@ class JobRun:
             self._look()
             self._signal_all(signal.SIGKILL)
         ran.seconds = round(time.time() - ran.begun, 2)
-        errors = [str(each["error"]) for each in ran.events if each.get("error")]
-        ran.error = errors[-1] if errors else ""
+        ran.error = next((str(each["error"]) for each in reversed(ran.events) if each.get("error")), "")
         for file in (self.folder / "steps").glob("*.*"):
             at = round(file.stat().st_mtime - ran.begun, 3)
             ran.faults.append({"at": at, "kind": "step", "target": f"at {file.name}", "lasts": 0.0})

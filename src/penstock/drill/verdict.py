@@ -1,13 +1,6 @@
 """What a drill has found: mistakes of the job, each with examples, and what could not be judged.
 
-| found by | what |
-|---|---|
-| the plan, before anything runs | a link below exactly-once, an option that loses rows, a clock, chance |
-| the audit of the drilled run | lost, doubled, torn, changed, or never decided, beside the ledger |
-| the calm run over the same input | rows that only one of the two has; order within a key |
-| the functions of the program | files they write and requests they send: each replay does it again |
-
-What is not proven is no accusation: it is not judged.
+What is not proven is no accusation: it is not judged. docs/how-to/prove-your-job.md says what is found by what.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -34,21 +27,16 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.drill.effects import CONNECTS
 from penstock.drill.run import JobRun, Ran, Schedule, calm_run, effects_of, same_cuts
 from penstock.errors import ConfigurationError, SchemaMismatch
+from penstock.job.job import Job
 from penstock.spark.lane_plan import changing_functions, losing_options, python_functions, works_on_batches
 from penstock.testing.anomalies import ABORTED, DUPLICATE, LOST, ORDER, TORN, Row, find_anomalies
 from penstock.testing.oracle import EXAMPLES, Verdict, compare
-
-if TYPE_CHECKING:
-    from penstock.job.job import Job
 
 OTHER_ROWS, SIDE_EFFECT, NOT_REPEATABLE = "other rows", "side effect", "not repeatable"
 GUARANTEE, FAILED = "guarantee", "job failed"
 _OF_AUDIT = {LOST: "lost", DUPLICATE: "doubled", ABORTED: "never decided"}
 _SHARE = 0.55  # of the time, for the faults; the rest is for the end, the audit and the calm run
 _LEAST_SECONDS = 30.0
-
-Difference = tuple[str, str, Sequence[str]]
-"""Its kind, the reason, and examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +73,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         runs = {"drilled": self.drilled.to_dict(), "calm": self.calm.to_dict()}
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in runs}
-        mistakes = [asdict(each) for each in self.mistakes]
-        return {**own, "status": self.status, "verdict": self.verdict, "mistakes": mistakes, **runs}
+        return {**asdict(self), "status": self.status, "verdict": self.verdict, **runs}
 
 
 def look_at_plan(job: Job) -> Iterator[Mistake]:
@@ -149,7 +135,12 @@ class Drill:
                 result.calm = calm_run(hard, ran, calm, max(seconds - (time.monotonic() - begun), _LEAST_SECONDS))
                 self._compare(hard, calm, waiting)
         for effect in effects_of(hard, calm):
-            self._judge_effect(f"function {effect['function']}", effect["kind"], effect["what"])
+            function, what = f"function {effect['function']}", effect["what"]
+            if effect["kind"] == CONNECTS:
+                result.not_judged.append(f"{function} {what}: the drill does not see what it does there")
+            else:
+                why = f"{what}, which no epoch takes back: a replay does it again"
+                result.mistakes.append(Mistake(SIDE_EFFECT, function, why))
         if not ran.faults:
             result.not_judged.append("no fault struck before the input ended: give it more rows, or smaller epochs")
         if folder is None:
@@ -196,13 +187,6 @@ class Drill:
                 else:
                     self._result.mistakes += [Mistake(kind, f"sink {uid}", why, some) for kind, why, some in found]
 
-    def _judge_effect(self, function: str, kind: str, what: str) -> None:
-        if kind == CONNECTS:
-            self._result.not_judged.append(f"{function} {what}: the drill does not see what it does there")
-        else:
-            why = f"{what}, which no epoch takes back: a replay does it again"
-            self._result.mistakes.append(Mistake(SIDE_EFFECT, function, why))
-
 
 def suspects(job: Job, query: str) -> str:
     """What a difference from the calm run can come from."""
@@ -219,8 +203,8 @@ def is_torn(finding: Finding, decided: Iterable[Decided]) -> bool:
     return finding.kind == LOST and sum(each.rows for each in same) > finding.rows
 
 
-def differ(expected: pa.Table, actual: pa.Table, guess: str) -> Iterator[Difference]:
-    """In what two runs over the same input differ."""
+def differ(expected: pa.Table, actual: pa.Table, guess: str) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """In what two runs over the same input differ: kind, reason, examples."""
     actual = actual if actual.num_columns else expected.schema.empty_table()  # no file, and so no columns
     expected = expected if expected.num_columns else actual.schema.empty_table()
     verdict = _compare(expected, actual)
@@ -243,7 +227,7 @@ def differ(expected: pa.Table, actual: pa.Table, guess: str) -> Iterator[Differe
         yield "doubled", why, shown["duplicated"]
 
 
-def out_of_order(expected: pa.Table, actual: pa.Table) -> Iterator[Difference]:
+def out_of_order(expected: pa.Table, actual: pa.Table) -> Iterator[tuple[str, str, Sequence[str]]]:
     """Rows of a key that come in another order, of those that are there once."""
     if expected.column_names != ["key", "value"]:
         return

@@ -1,7 +1,4 @@
-"""Operations, attached to a run from outside: server, supervisor, registry, standby and lease, open transactions.
-
-`attach.attached` adds them to a run of a job, `attach_process` to a process that a supervisor started.
-"""
+"""Operations, attached to a run from outside: server, supervisor, registry, standby and lease, open transactions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What operations add to a run: its turn, its lease, its supervisor's line, signals, the registry and the HTTP server.
-`Job.run` opens `attached` around the run, and a drop-in `attached_query` while its query runs: the two imports that
-point upward.
-"""
+`Job.run` opens `attached` around the run, and a drop-in `attached_query` while its query runs."""
 
 from __future__ import annotations
 
@@ -274,9 +272,8 @@ def _positions(runner: QueryRunner | QueryOfSpark, deadline: Deadline) -> dict[s
                 ends = source.end_positions(offset, deadline)
             except Exception as error:  # a system that does not answer shows no lag
                 log.debug("where source %s ends is not known: %r", uid, error)
-            lanes = runner.lanes
             sources[uid] = [
-                {**_partition(name, at, ends.get(name)), **lanes.get(name, {})}
+                {**_partition(name, at, ends.get(name)), **runner.lanes.get(name, {})}
                 for name, at in source.read_positions(offset).items()
             ]
     return {"watermark": int(barrier.metadata.get("batchWatermarkMs") or 0) or None, "sources": sources}

@@ -1,11 +1,5 @@
 """Transactions that a job's runs, dead or alive, have left open, and their end by command: `penstock transactions`.
 
-| the ledger says | so it |
-|---|---|
-| decided: a decision that counts names it | can only be committed |
-| undecided: none does | can only be aborted |
-| unknown: the ledger does not know the run | is not touched, unless an operator forces it |
-
 `decision.honoured` says which decision counts, as when the job itself starts. `look` and `ended` write nothing, neither
 to the ledger nor to the other system. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
 """
@@ -74,9 +68,6 @@ class Report:
     orphans: tuple[Orphan, ...]
     unseen: tuple[tuple[str, str, str], ...] = ()  # query, sink, why
     silent: tuple[tuple[str, str], ...] = ()
-
-    def of(self, query: str) -> list[Orphan]:
-        return [orphan for orphan in self.orphans if orphan.query == query]
 
     def not_asked(self) -> list[dict[str, str | None]]:
         unseen = [*self.unseen, *((query, sink, "it cannot say") for query, sink in self.silent)]

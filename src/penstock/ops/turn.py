@@ -3,13 +3,7 @@
 A driver waits for its supervisor, where it is a standby, and for the lease, where another supervisor holds the job's.
 `take_turn` comes first in `Job.run` and in the drop-in: before the job is in the registry, a port is opened, a
 generation registered, a checkpoint or a sink written to. Meanwhile it prepares all it can and touches nothing. What the
-program does before `run` happens in every driver.
-
-| the job | a driver that waits |
-|---|---|
-| was stopped or cancelled, is done, or failed for good | ends as well: the job is over, wherever it ran |
-| ends because its process got SIGTERM or SIGINT | takes over at once |
-| crashed, so that its supervisor restarts it | takes over if that takes longer than the lease |
+program does before `run` happens in every driver. docs/how-to/failover.md says what a driver that waits does when.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 `anomalies` reads what was sent and what is visible, with Jepsen's list. `sink_contract` is the suite that every sink
 must pass, on `sink_harness`; `simulate` runs a sink through many histories of kills and takeovers; `drill` is
 `penstock drill` in a test.
-
-May import all that a job is made of; only `dev` and `cli` import it.
 """
 
 from typing import Any

@@ -65,7 +65,6 @@ def find_anomalies(
     known = {row.id: row for row in sent}
     times: dict[tuple[Hashable, int], int] = {}
     last: dict[Hashable, int] = {}
-    highest: dict[Hashable, int] = {}
     found: dict[str, list[str]] = {}
 
     def note(kind: str, example: object) -> None:
@@ -81,7 +80,6 @@ def find_anomalies(
         elif ordered and times[row.id] == 1 and row.sequence < last.get(row.key, row.sequence):
             note(ORDER, f"{known[row.id]} after {last[row.key]}")
         last[row.key] = max(row.sequence, last.get(row.key, row.sequence))
-        highest[row.key] = last[row.key]
 
     epochs: dict[int, list[bool]] = {}
     for name, row in known.items():
@@ -92,7 +90,7 @@ def find_anomalies(
             continue
         if complete:
             note(LOST, row)
-        if row.sequence < highest.get(row.key, row.sequence):
+        if row.sequence < last.get(row.key, row.sequence):
             note(SKIPPED, row)
     for epoch, parts in sorted(epochs.items()):
         if any(parts) and not all(parts):

@@ -17,8 +17,6 @@ import pyarrow as pa
 
 from penstock.errors import SchemaMismatch
 
-__all__ = ["Verdict", "compare"]
-
 Column: TypeAlias = "np.ndarray[Any, Any]"
 
 EXAMPLES = 5  # how many offending values a verdict names; the counts are always complete
@@ -68,7 +66,10 @@ def compare(expected: Any, actual: Any) -> Verdict:
     does the unit of a time; columns of different kinds are a `SchemaMismatch`."""
     left, right = _columns(expected), _columns(actual)
     if left is None or right is None:
-        return _compare_counts(_counter(expected), _counter(actual))
+        counts = _counter(expected), _counter(actual)
+        keys = list({**counts[0], **counts[1]})
+        wanted, seen = (np.array([side[key] for key in keys], dtype=np.int64) for side in counts)
+        return _judge(wanted, seen, lambda rows: [_value(keys[row]) for row in rows])
     if left.schema.names != right.schema.names:
         raise _mismatch(left.schema, right.schema)
     return _compare_tables(left, right)
@@ -113,12 +114,6 @@ def _key(value: Any) -> tuple[type, Any]:
 def _value(key: tuple[type, Any]) -> Any:
     kind, value = key
     return tuple(map(_value, value)) if kind is tuple else value
-
-
-def _compare_counts(expected: Counter[Any], actual: Counter[Any]) -> Verdict:
-    keys = list({**expected, **actual})
-    wanted, seen = (np.array([side[key] for key in keys], dtype=np.int64) for side in (expected, actual))
-    return _judge(wanted, seen, lambda rows: [_value(keys[row]) for row in rows])
 
 
 def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:

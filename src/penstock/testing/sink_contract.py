@@ -1,9 +1,4 @@
-"""What every two-phase sink must do, as a suite for pytest or for a plain loop. Use it on your own sink:
-
-    class TestMySink(SinkContract):
-        @pytest.fixture(autouse=True)
-        def harness_for_this_test(self, tmp_path):
-            self.harness = MyHarness(tmp_path)      # a target that is empty at the start of each test
+"""What every two-phase sink must do, as a suite for pytest or for a plain loop; docs/how-to/write-a-sink.md uses it.
 
 A harness creates the sink and rows, and reads the target as an ordinary reader does.
 """
@@ -27,9 +22,7 @@ VISIBLE = {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
 
 
 class SinkContract(SinkSteps):
-    """Set `harness` before each test."""
-
-    # ── one epoch ────────────────────────────────────────────────────────────────────────────────────────────────
+    """Set `harness` before each test, with a target that is empty."""
 
     def test_prepared_rows_are_invisible_until_the_commit(self) -> None:
         sink, rows = self.harness.make_sink(), self.harness.rows(10)
@@ -87,8 +80,6 @@ class SinkContract(SinkSteps):
             self.commit(sink, self.prepare(sink, [rows]))
             self.assert_visible(rows)
 
-    # ── after a crash ────────────────────────────────────────────────────────────────────────────────────────────
-
     def test_a_killed_writers_rows_are_committed_from_another_process(self) -> None:
         sink, rows = self.harness.make_sink(), self.harness.rows(10)
         payload = prepare_and_die(sink, WriterScope(self.scope(), 0, 0, 0, 0), rows, PATIENCE)
@@ -110,8 +101,6 @@ class SinkContract(SinkSteps):
         assert self.commit(sink, prepared, seconds=0.0) <= VISIBLE | {Outcome.UNKNOWN}
         assert self.commit(sink, prepared) <= VISIBLE
         self.assert_visible(rows)
-
-    # ── undone ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def test_what_a_writer_aborts_is_gone(self) -> None:
         sink = self.harness.make_sink()
@@ -149,8 +138,6 @@ class SinkContract(SinkSteps):
         self.assert_visible()
         self.commit(sink, self.prepare(sink, [rows], generation=2), generation=2)
         self.assert_visible(rows)
-
-    # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def test_leftovers_are_found_and_aborted(self) -> None:
         sink = self.harness.make_sink()
@@ -245,8 +232,6 @@ class SinkContract(SinkSteps):
             self.sweep(sink, generation=2)
             assert self.commit(sink, [Committable(self.uid, 0, 10, 0, payload)]) == LOST
         self.assert_visible(rows)
-
-    # ── the description ──────────────────────────────────────────────────────────────────────────────────────────
 
     def test_the_sink_travels_to_workers(self) -> None:
         sink, rows = pickle.loads(pickle.dumps(self.harness.make_sink())), self.harness.rows(3)  # noqa: S301 - own bytes

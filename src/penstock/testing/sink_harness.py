@@ -13,20 +13,17 @@ import subprocess
 import sys
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    import pyarrow as pa
-
 
 PATIENCE = 60.0  # seconds one step may take: generous, because a contract is not a benchmark
 
@@ -141,8 +138,7 @@ class SinkSteps:
 
 def through_json(committable: Committable) -> Committable:
     """`committable` as read back from the ledger."""
-    body: Mapping[str, Any] = json.loads(json.dumps(asdict(committable)))
-    return Committable(**body)
+    return Committable(**json.loads(json.dumps(asdict(committable))))
 
 
 def prepare_and_die(sink: TwoPhaseSink, scope: WriterScope, batch: pa.RecordBatch, patience: float) -> dict[str, Any]:

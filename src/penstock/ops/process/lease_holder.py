@@ -1,15 +1,8 @@
 """A driver's hold on the lease of its job, and how a supervisor without a driver watches that lease.
 
 The driver holds the lease and not its supervisor: only it reaches every storage, and knows the job's name. Two threads
-keep it, because a storage that is away may not answer at all: one renews, the other watches the clock. The rules that
-they follow are in `lease_rules`.
-
-| it | then |
-|---|---|
-| finds that another supervisor has the lease | ends this process at once, with `LeaseLost` |
-| cannot renew in time | the same: a waiting supervisor may take over from now on |
-| finds, while it waits, that the job has ended elsewhere | ends without having run it |
-| finds, while it waits, that the storage is away | goes on waiting |
+keep it, because a storage that is away may not answer at all: one renews, the other watches the clock. Where the lease
+is taken, or is not renewed in time, this process ends at once, with `LeaseLost`. The rules are in `lease_rules`.
 """
 
 from __future__ import annotations
@@ -19,16 +12,12 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
-from penstock.errors import LeaseLost, LedgerCorrupt, LedgerFromTheFuture
+from penstock.errors import LeaseLost, LedgerCorrupt, LedgerFromTheFuture, PenstockError
 from penstock.ops.process.lease_rules import LATE_PATIENCE, Holding, Verdict, Watching, lease_clock
 from penstock.ops.process.lifeline import LeaseReport
 from penstock.storage.local import LocalStorage
-
-if TYPE_CHECKING:
-    from penstock.errors import PenstockError
 
 log = logging.getLogger("penstock")
 
@@ -92,8 +81,6 @@ class LeaseHolder(_Waiter):
         self._over = False
         self._renewer: threading.Thread | None = None
 
-    # Waiting
-
     def learn(self, known: int | None, expired: int | None = None) -> None:
         """The supervisor knows of this turn, and has seen the entry `expired` expire."""
         self._watching.expired = expired
@@ -128,8 +115,6 @@ class LeaseHolder(_Waiter):
     def word(self) -> Word | None:
         """The newest that this driver has written or seen."""
         return self._word or self._watching.word
-
-    # Holding
 
     def _begin(self, word: Word, begun: float) -> None:
         self._word, holding = word, Holding(self._seconds, begun)
@@ -284,6 +269,5 @@ class LeaseWatch(_Waiter):
 
     @property
     def report(self) -> LeaseReport | None:
-        """Who holds it."""
         word = self._watching.word
         return None if word is None else LeaseReport(word.turn, word.host, word.holder == self.me, self._path)

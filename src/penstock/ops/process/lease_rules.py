@@ -133,12 +133,10 @@ class Holding:
             self._late = now
 
     def succeeded(self) -> None:
-        """The attempt's entry is now the newest."""
         assert self._begun is not None
         self.renewed, self._begun, self._failed, self._late = self._begun, None, None, None
 
     def failed(self, now: float) -> None:
-        """The attempt failed: the storage did not answer as it should."""
         self._begun, self._failed = None, now
 
     def overslept(self, now: float) -> None:

@@ -253,7 +253,6 @@ class Driver:
         return self._receiver.report()
 
     def ended(self) -> DriverRun | None:
-        """Its end, None while it runs."""
         status = self._process.poll()
         return None if status is None else DriverRun(status, self.report)
 

@@ -1,12 +1,9 @@
 """The jobs of this machine: one small file for each run of a job, in a folder that every command can read.
 
-    $PENSTOCK_HOME/jobs/ID.json      the state of the run; readable by its owner only, because it holds a token
-    $PENSTOCK_HOME/logs/ID.log       the output of a detached job; ID.log.1 what it wrote before, see `kept_small`
-    $PENSTOCK_HOME/starts/ID.*       what a supervised run was started with, while it lasts, see `start`
-
-A run has one writer at a time: its driver while that lives, its supervisor before and after. Files appear whole or
-not at all, so readers need no lock. The state in a file is checked against the processes it names: a run that
-ended without recording it reads as failed. A registry that cannot be written never stops a job.
+The file of a run is readable by its owner only, because it holds a token. A run has one writer at a time: its driver
+while that lives, its supervisor before and after. Files appear whole or not at all, so readers need no lock. The state
+in a file is checked against the processes it names: a run that ended without recording it reads as failed. A registry
+that cannot be written never stops a job.
 """
 
 from __future__ import annotations
@@ -43,12 +40,9 @@ from penstock.storage.storage import local_path
 log = logging.getLogger("penstock")
 
 HOME_VARIABLE = "PENSTOCK_HOME"
-"""The registry's folder."""
-
 VERSION = 1
 MAX_ENDED_RUNS = 100
-MAX_LOG_BYTES = 16 << 20
-"""Of a detached job's log, and of the one before it."""
+MAX_LOG_BYTES = 16 << 20  # of a detached job's log, and of the one before it
 _LOG_SECONDS = 2.0
 ID = re.compile(r"[0-9a-f]{32}")
 
@@ -241,9 +235,6 @@ def _kinds(annotation: Any) -> tuple[type, ...]:
     return tuple({"str": str, "State": str, "int": int, "Mapping": dict, "None": NoneType}[name] for name in names)
 
 
-# The entry of one run, kept up to date
-
-
 class Registration:
     """The entry of a run, which this process keeps up to date. Safe from any thread; never raises."""
 
@@ -254,7 +245,6 @@ class Registration:
         self.entry = entry
 
     def update(self, **changes: Any) -> Entry:
-        """Change the entry, and write it if it differs."""
         with self._lock:
             changed = replace(self.entry, **changes)
             if changed != self.entry:
@@ -377,9 +367,6 @@ def _lease_text(lease: Mapping[str, Any] | None) -> str | None:
     if lease is None:
         return None
     return f"turn {lease['turn']}, {'here' if lease.get('here') else 'on ' + str(lease['host'])}"
-
-
-# The log of a detached job
 
 
 def earlier(file: Path) -> Path:

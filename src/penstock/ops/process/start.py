@@ -1,8 +1,5 @@
 """The start of a run, as one private file: the command line is parsed and settings are resolved once, by
-`penstock run`; the supervisor and every driver read the result.
-
-    $PENSTOCK_HOME/starts/ID.*.json      there while the run lasts; `-D` may give passwords, so only its owner reads it
-"""
+`penstock run`; the supervisor and every driver read the result. `-D` may give passwords, so only its owner reads it."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.storage.private import own_folder, read_trusted
-
-FOLDER = "starts"
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Start:
         from penstock.ops.process.registry import home
 
         try:
-            return self._write(own_folder(home() / FOLDER))
+            return self._write(own_folder(home() / "starts"))
         except OSError:
             return self._write(None)
 

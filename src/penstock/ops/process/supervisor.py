@@ -1,13 +1,4 @@
-"""Starts a driver, restarts it after a crash, and forwards signals to it.
-
-| the driver | then |
-|---|---|
-| ends, or is killed, after a stop was requested | stopped; never restarted |
-| ends with 0 | done |
-| is ended by SIGTERM or SIGINT from elsewhere | stopped |
-| is killed by any other signal, or ends with `CRASHED` | restarted as the restart strategy says |
-| ends with `LOST_TURN` | restarted to wait for the job's lease, or when that is free: see `LeaseWatch` |
-| ends with any other status | failed for good |
+"""Starts a driver, restarts it after a crash, and forwards signals to it: docs/concepts/restarts.md says what when.
 
 Where a standby is kept, it takes over instead of a restart, and another standby is started.
 

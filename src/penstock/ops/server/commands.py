@@ -1,6 +1,5 @@
 """The paths that change something. Flink's steer the job of this process. Penstock's own run its commands, each in a
-process of its own: neither a job nor this server waits for it, starts Spark, or runs a user's program.
-"""
+process of its own: neither a job nor this server waits for it, starts Spark, or runs a user's program."""
 
 from __future__ import annotations
 
@@ -43,9 +42,6 @@ MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
 _OF_SUBMIT = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET")  # with them a command would use the job's own JVM
 _NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS", *_OF_SUBMIT)
-
-
-# Flink's
 
 
 class Steering:
@@ -176,9 +172,6 @@ def steering_endpoints(steering: Steering) -> list[Endpoint]:
         post(disposal, steering.dispose),
         poll(disposal, partial(steering.poll, "disposal")),
     ]
-
-
-# Penstock's own
 
 
 def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:

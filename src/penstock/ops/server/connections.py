@@ -1,6 +1,5 @@
 """The connections of a control server. It runs in the driver, so its descriptors are the driver's: clients, which need
-no token to connect, hold a bounded number of them, and each only for as long as an honest client takes.
-"""
+no token to connect, hold a bounded number of them, and each only for as long as an honest client takes."""
 
 from __future__ import annotations
 
@@ -10,15 +9,14 @@ import logging
 import resource
 import socket
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-if TYPE_CHECKING:
-    from penstock.config.operations import Rest
-    from penstock.ops.server.web import Asgi
+from penstock.config.operations import Rest
+from penstock.ops.server.web import Asgi
 
 log = logging.getLogger("penstock")
 

@@ -1,7 +1,6 @@
 """Flink's paths that read, as its command line and its dashboard ask. One epoch of one query is one checkpoint; each
 source, query and sink is a vertex. Fields that could only hold a constant are left out, or empty, except where Flink's
-own programs need them.
-"""
+own programs need them."""
 
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ _FEW = 1000
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _TASK_STATES = {"CANCELLING": "CANCELING", "FAILING": "FAILED", "RESTARTING": "SCHEDULED", "SUSPENDED": "RECONCILING"}
 _MEASURES = ("checkpointed_size", "state_size", "end_to_end_duration", "processed_data", "persisted_data")
-
-
 _summaries: WeakKeyDictionary[RunView, dict[str | None, tuple[float, dict[str, Any]]]] = WeakKeyDictionary()
 
 
@@ -198,9 +195,6 @@ def exceptions(request: Request) -> dict[str, Any]:
         "timestamp": ended[0]["time"] if ended else None,
         "exceptionHistory": {"entries": entries, "truncated": False},
     }
-
-
-# Checkpoints
 
 
 def checkpoints(request: Request) -> dict[str, Any]:

@@ -1,11 +1,7 @@
 """What a run leaves behind: the events its view is folded from, in files of bounded size below the registry.
 
-    $PENSTOCK_HOME/history/ID/description.json         version 1: the plan, the settings, where the job's folder is
-    $PENSTOCK_HOME/history/ID/epochs-00000001.jsonl    one JSON line for each checkpoint that was recorded
-    $PENSTOCK_HOME/history/ID/story-00000001.jsonl     and for each start, recovery, failure, restart, savepoint
-    $PENSTOCK_HOME/history/ID/audit.json               the report of the newest `penstock audit`
-
-Only their owner can read the files: errors may quote rows. Recovery needs none of this; no failure here stops a job.
+docs/reference/rest.md lists the files. Only their owner can read them: errors may quote rows. Recovery needs none of
+this; no failure here stops a job.
 """
 
 from __future__ import annotations
@@ -138,8 +134,7 @@ def read_history(id: str, root: Path | None = None) -> PastRun:
 
 def keep_audit(id: str, report: str) -> None:
     with contextlib.suppress(OSError):  # the audit has ended, and its verdict is known
-        own_folder(history_folder(id))
-        _write_whole(history_folder(id) / "audit.json", json.loads(report))
+        _write_whole(own_folder(history_folder(id)) / "audit.json", json.loads(report))
 
 
 def read_audit(id: str) -> dict[str, Any] | None:

@@ -1,7 +1,4 @@
-"""A running job's numbers for Prometheus, read from the view of the run and served as `/metrics`.
-
-`FAMILIES` has every name, what it counts and its labels; docs/reference/metrics.md has the same.
-"""
+"""A running job's numbers for Prometheus, read from the view of the run and served as `/metrics`."""
 
 from __future__ import annotations
 
@@ -9,22 +6,17 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from penstock import __version__
-from penstock.ops.process.registry import State
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
-
-    from penstock.ops.process.registry import Registration
-    from penstock.ops.server.control import Lifecycle
-    from penstock.ops.server.run_view import Attempt, Event, QueryView, RunView
+from penstock.ops.process.registry import Registration, State
+from penstock.ops.server.control import Lifecycle
+from penstock.ops.server.run_view import Attempt, Event, QueryView, RunView
 
 JOB_LABEL = "job_name"  # On every series. `job` is Prometheus's own label, for the group of targets.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

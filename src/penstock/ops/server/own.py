@@ -32,7 +32,6 @@ RUN = f"{ROOT}/runs/{{run}}"
 LOOK_SECONDS = 3.0  # how old an answer of other systems may be: however many clients look, they are asked no more often
 LOG_BYTES = 1 << 16  # of a log's end
 MOST_STREAMS = 32  # of events: each holds a connection, of which a server has few
-_EVENT_STREAM = "text/event-stream"
 _EVENTS_POLL = 0.25
 _EVENTS_SILENCE = 15.0
 
@@ -220,7 +219,7 @@ async def events(request: Request) -> Response:
     last = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
     after = int(last) if last.isdecimal() and len(last) < 19 else newest
     lines = _event_lines(run, after if after <= newest else 0)  # one beyond is of an earlier process of this run
-    return StreamingResponse(lines, media_type=_EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
@@ -244,19 +243,16 @@ async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
 
 
 def run_facts(entry: Entry, live: bool, *, shown: bool) -> dict[str, Any]:
+    error, names = entry.error or {}, ("error", "happened", "safe", "to_do")
     return {name: getattr(entry, name) for name in ("id", "name", "start", "end", "restarts", "savepoint")} | {
         "state": str(entry.state),
         "duration": (entry.end or now_ms()) - entry.start,
-        "error": _error_facts(entry.error) if entry.error and shown else None,
+        "error": {name: str(error.get(name) or "") for name in names} if error and shown else None,
         "address": entry.address if live else None,
         "live": live,
         "program": entry.script or None,
         "storage": entry.storage or None,
     }
-
-
-def _error_facts(error: Mapping[str, str]) -> dict[str, str]:
-    return {name: str(error.get(name) or "") for name in ("error", "happened", "safe", "to_do")}
 
 
 def _query_facts(

@@ -2,10 +2,7 @@
 
 `RunView` is the one listener that folds a job's events into state. Metrics, history and the REST paths read it;
 the view of a past run is folded from its history. The thread that runs an epoch calls it, so it is bounded and quick.
-
-An epoch has four phases. Read lasts from the barrier until the last source partition was read up to it, prepare until
-every writer is prepared and sealed, decide until the manifest is durable, commit until every writer is visible or safe
-in the in-flight log. A phase that a mode lacks, or that was not measured, adds its time to the one after it.
+docs/reference/metrics.md says when each phase of an epoch ends; one that is missing adds its time to the next.
 """
 
 from __future__ import annotations
@@ -205,8 +202,6 @@ class RunView:
         self.streams = 0  # of events, that are read now
         self.closed = False
 
-    # Fed
-
     def on_event(self, event: Event) -> None:
         with self._lock:
             self.newest_event += 1
@@ -238,8 +233,6 @@ class RunView:
         end = time.monotonic() + seconds
         while self.streams and time.monotonic() < end:
             time.sleep(0.01)
-
-    # Read
 
     def epochs(self, query: str | None = None, before: int | None = None, limit: int = 100) -> tuple[list[Any], bool]:
         """The newest first; and whether there are more. `before`: only epochs of a smaller number."""

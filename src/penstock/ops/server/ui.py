@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from penstock.config.operations import Rest
 from penstock.errors import ControlError
 from penstock.ops.process.registry import Entry
 from penstock.ops.server.app import Application
@@ -22,9 +23,6 @@ from penstock.ops.server.control import Operations
 from penstock.ops.server.runs import MachineRuns, is_live
 from penstock.ops.server.serving import names_of, open_listener, place_of
 from penstock.ops.server.web import Access, error_response, read_body
-
-if TYPE_CHECKING:
-    from penstock.config.operations import Rest
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0

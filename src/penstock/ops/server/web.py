@@ -2,10 +2,7 @@
 
 Flink's client goes by the shape of an answer and repeats a request whose answer it cannot read, so every answer has a
 shape it knows: an error is `{"errors": […]}`, with Penstock's three sentences in the header `X-Penstock-Error`.
-
-A link to the page carries a code, never the token. The code is good once, for a while, and comes after the `#`, which
-a browser sends to no server. The page trades it for a session and sends that in a header, as others send the token.
-There is no cookie: browsers send cookies to every port of a machine.
+docs/reference/rest.md says how the page gets its own token, and why there is no cookie.
 """
 
 from __future__ import annotations
@@ -81,9 +78,6 @@ class Endpoint:
     open: bool = False
     status: int = 200
     body: bool = False
-
-
-# Access
 
 
 class Access:
@@ -169,9 +163,6 @@ def _plain(name: str) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-# Requests
-
-
 async def read_body(request: Request) -> bytes:
     """Raises 413 for one that is too large."""
     body = bytearray()
@@ -218,9 +209,6 @@ def whole(request: Request, name: str, default: int | None) -> int | None:
     if not value.isdecimal() or len(value) > 18:
         raise HTTPException(400, f"{name} is not a number")
     return int(value)
-
-
-# Answers
 
 
 class AsciiJson(JSONResponse):
