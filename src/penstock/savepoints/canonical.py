@@ -19,6 +19,7 @@ import base64
 import functools
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,6 @@ from penstock.storage.open import tree_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.storage.tree import Tree

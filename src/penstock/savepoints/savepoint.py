@@ -25,7 +25,7 @@ import dataclasses
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,8 +47,6 @@ from penstock.spark_state.metadata import read_metadata
 from penstock.storage.open import storage_at, tree_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
     from penstock.contracts.plan import QueryPlan

@@ -9,6 +9,7 @@ what Spark's real-time mode accepts; its own check stays on.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from penstock.errors import RealTimeRefused
 from penstock.spark.query import columns_of, streams_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from pyspark.sql import DataFrame
 
     from penstock.contracts.plan import QueryPlan

@@ -11,14 +11,13 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CheckpointExpired, PenstockError, SparkUnresponsive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import STATE
@@ -14,8 +15,6 @@ from penstock.errors import ConfigurationError
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from pyspark.sql import SparkSession
 
     from penstock.config.resolve import Settings, SparkSetting

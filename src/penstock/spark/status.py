@@ -10,14 +10,13 @@ import json
 import re
 import time
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.record import Alignment, PartitionCut
 from penstock.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyspark.sql import DataFrame, SparkSession
 
 _MOST_JOBS = 50  # of one epoch

@@ -16,19 +16,16 @@ and months together) are left out, and so is a key or a value of which nothing r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.state import Backend, backend_of
-from penstock.spark_state.metadata import DEFAULT
+from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store
 from penstock.spark_state.work_session import java_schema, reinterpret, scala_option
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.spark_state.metadata import Family, OperatorMetadata, Store
 
 _NOT_IN_PARQUET = ("void", "null", "interval", "calendarinterval")
 

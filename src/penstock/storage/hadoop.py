@@ -25,8 +25,10 @@ import errno
 import os
 import posixpath
 import secrets
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlparse
 
@@ -39,9 +41,6 @@ from penstock.storage.storage import AlreadyExists, Storage, refused
 from penstock.storage.tree import AT_ONCE, StagedFile, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
     from pyarrow.fs import FileSystem
     from pyspark.sql import SparkSession
 

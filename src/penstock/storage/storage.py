@@ -15,15 +15,12 @@ import errno
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from urllib.parse import urlparse
 
 from penstock.errors import LedgerError, StorageFull
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 log = logging.getLogger("penstock")
 

@@ -20,18 +20,14 @@ from __future__ import annotations
 import contextlib
 import io
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from penstock.errors import StorageFull
 from penstock.progress import Counter, Progress, silent
-from penstock.storage.storage import is_full
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from penstock.storage.storage import Storage
+from penstock.storage.storage import Storage, is_full
 
 AT_ONCE = 8
 """Copies, checksums and syncs of one tree that run in parallel."""

@@ -22,11 +22,11 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from penstock.errors import ConnectorMissing, DevelopmentError
@@ -34,9 +34,6 @@ from penstock.naming import user_cache
 from penstock.storage.private import only_one, own_folder
 from penstock.supply.java import find_java
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 LOCK = Path(__file__).with_name("jars.lock.json")  # where it is written; read through `resources`
 SETTINGS = "PENSTOCK_IVY_SETTINGS"
