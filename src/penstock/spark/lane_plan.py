@@ -21,19 +21,11 @@ if TYPE_CHECKING:
 
     from penstock.contracts.plan import QueryPlan
 
+#: The columns behind the user's, of type string, int and bigint.
 POSITIONS = ("__penstock_topic", "__penstock_partition", "__penstock_offset")
-"""The columns behind the user's, of type string, int and bigint."""
 
 #: Operators whose output is their input's, and more columns perhaps.
-_PASSING = {
-    "Filter",
-    "SubqueryAlias",
-    "EventTimeWatermark",
-    "Generate",
-    "ResolvedHint",
-    "CollectMetrics",
-    "PipeOperator",
-}
+_PASSING = {"Filter", "EventTimeWatermark", "Generate", "ResolvedHint", "CollectMetrics", "PipeOperator"}
 #: Joins that keep the streaming side's rows, by the side that it is on.
 _JOINS = ({"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, {"Inner", "Cross", "RightOuter"})
 _SEMI = {"LeftSemi", "LeftAnti"}

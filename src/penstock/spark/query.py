@@ -47,7 +47,6 @@ class RunningQuery:
         self._written: tuple[Any, Any, Any] | None = None  # with what positions are written, the same in all epochs
 
     def executed_plan(self) -> Any:
-        """The plan that it executed last, a JVM object, or None."""
         execution = self._execution()
         return None if execution is None else execution.lastExecution().executedPlan()
 
@@ -56,7 +55,6 @@ class RunningQuery:
         return self._text("startOffsets")
 
     def ends_at(self) -> str | None:
-        """The positions with which they end."""
         return self._text("endOffsets")
 
     def _execution(self) -> Any:

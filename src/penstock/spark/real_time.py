@@ -13,13 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import (
-    NotEnoughSlots,
-    PenstockError,
-    PreCommitFailed,
-    RealTimeRefused,
-    SourceRowsLost,
-)
+from penstock.errors import NotEnoughSlots, PenstockError, PreCommitFailed, RealTimeRefused, SourceRowsLost
 from penstock.spark.executors import fault_in
 from penstock.spark.lane_plan import LanePlan, refusal
 from penstock.spark.masters import runs_tasks_itself
