@@ -25,8 +25,7 @@ from penstock.storage.durable import ensure_folder, sync, sync_below, sync_file_
 from penstock.storage.storage import AlreadyExists, Storage, storage_errors
 from penstock.storage.tree import AT_ONCE, StagedFile, Tree, checksum_file
 
-_IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")
-"""Endings of files that are never rewritten under their name."""
+_IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")  # never rewritten under their name
 
 _LITTLE_SPACE = 1 << 30  # below this a check warns: an epoch of a busy job writes more
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)

@@ -57,8 +57,7 @@ def read_trusted(path: Path) -> str:
 
 
 def require_own(folder: Path) -> None:
-    """Raises `AccessDenied` where the folder is there and another user's: its owner can read and exchange what is in
-    it."""
+    """Raises `AccessDenied` for a folder of another user, who can read and exchange what is in it."""
     if folder.exists() and (owner := folder.stat().st_uid) != os.geteuid():
         raise AccessDenied(
             f"The folder {folder} belongs to user {owner}, and this process runs as user {os.geteuid()}.",
