@@ -127,7 +127,6 @@ def find_version(text: str) -> SparkVersion:
 
 
 def warn_if_untried(text: str) -> None:
-    """Log once that the tests have not passed on this version of Spark."""
     known = find_version(text)
     if known.tried or text in _warned:
         return
