@@ -44,7 +44,6 @@ log = logging.getLogger("penstock")
 
 _CALLBACK_SECONDS = 10.0  # how long the end of a job waits for outstanding callbacks
 
-
 Callback = Callable[[CheckpointInfo], None]
 
 
