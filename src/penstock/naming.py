@@ -64,7 +64,6 @@ def user_cache(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def user_folder(variable: str, xdg_variable: str, default: str, environ: Mapping[str, str] | None) -> Path:
-    """`$variable`, else `$xdg_variable/penstock`, else `~/default/penstock`."""
     environ = os.environ if environ is None else environ
     if folder := environ.get(variable):
         return Path(folder).expanduser().absolute()
