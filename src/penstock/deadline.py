@@ -11,14 +11,10 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _NAMES = {
     1e-9: ("ns", "nano", "nanosecond"),

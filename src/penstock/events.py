@@ -17,8 +17,7 @@ from penstock.secrets import masked
 
 log = logging.getLogger("penstock")
 
-FILE_VARIABLE = "PENSTOCK_EVENTS"
-"""Path of a file to which every event is appended as one JSON line."""
+FILE_VARIABLE = "PENSTOCK_EVENTS"  # path of a file to which every event is appended as one JSON line
 
 Listener = Callable[[Mapping[str, Any]], None]
 
@@ -32,8 +31,7 @@ class Events:
         self._listeners: list[Listener] = []
         self._complained: set[int] = set()
         self._file: TextIO | None = None
-        path = os.environ.get(FILE_VARIABLE)
-        if path:
+        if path := os.environ.get(FILE_VARIABLE):
             # Open as long as the job runs. Errors may quote rows, so only its owner can read it.
             self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_create_private)  # noqa: SIM115
 

@@ -2,19 +2,8 @@
 
     PENSTOCK_FAILPOINTS="epoch.decided=crash@3;task.written=delay(0.2)"
 
-Each entry is `name=action` with an optional `@N`: only the N-th passing in this process acts. Actions:
-
-| action | effect |
-|---|---|
-| `crash` | SIGKILL to this process, at once |
-| `raise` | `InjectedFault`, an error that counts as retryable |
-| `hang` | wait for ever (until the file named by `PENSTOCK_FAILPOINTS_RELEASE` exists) |
-| `delay(S)` | sleep S seconds |
-
-With `PENSTOCK_FAILPOINTS_ONCE=DIR` an action happens once over all processes: the first to create
-`DIR/<name>` acts, later ones pass. That is how a test kills a driver at one step and lets its successor through.
-
-`hooked` calls a test's function instead, in the process that passes the point. Off, a point costs two comparisons.
+The actions, and how one happens once over all processes: docs/reference/failpoints.md. `hooked` calls a test's function
+instead, in the process that passes the point. Off, a point costs two comparisons.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.secrets import masked
 
-FIELDS = ("job", "query", "epoch", "sink")
-"""What a line may be about, in this order."""
+FIELDS = ("job", "query", "epoch", "sink")  # what a line may be about, in this order
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _context: ContextVar[Mapping[str, Any]] = ContextVar("penstock_log_context")

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import ConfigurationError, UnsafeName
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FORBIDDEN = frozenset("\0\\\n\r")
@@ -66,7 +64,6 @@ def user_cache(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def user_folder(variable: str, xdg_variable: str, default: str, environ: Mapping[str, str] | None) -> Path:
-    """`$variable`, else `$xdg_variable/penstock`, else `~/default/penstock`."""
     environ = os.environ if environ is None else environ
     if folder := environ.get(variable):
         return Path(folder).expanduser().absolute()

@@ -40,7 +40,6 @@ def is_running(pid: int | None, marked: str | None) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process with that id, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -119,21 +118,16 @@ def end_session(leader: int, patience: float) -> list[int]:
 
 def stat_fields(pid: int) -> list[str]:
     """What `/proc` has in `stat` behind the process's name; empty for a process that is gone."""
-    return _read(_PROC / str(pid) / "stat")
+    try:
+        # The name may hold blanks and brackets; what follows its last bracket is regular.
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def all_stat_fields() -> dict[int, list[str]]:
-    """The same of every process that is there, by its number."""
     numbers = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
     return {pid: fields for pid in numbers if (fields := stat_fields(pid))}
-
-
-def _read(stat: Path) -> list[str]:
-    try:
-        # The name may hold blanks and brackets; what follows its last bracket is regular.
-        return stat.read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def _has_proc() -> bool:
@@ -164,7 +158,6 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
     before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 MASK = "***"
-MOST_CHARACTERS = 1 << 16
-"""Of a text that is shown: many times what an error with its stack has."""
+MOST_CHARACTERS = 1 << 16  # of a text that is shown: many times what an error with its stack has
 
 _WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _BETWEEN = re.compile(r"[^a-z0-9]+")

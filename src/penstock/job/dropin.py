@@ -76,7 +76,11 @@ class ExactlyOnce:
         self._checkpoint = checkpoint
         self._run_id: str | None = None
         self._token = secrets.token_hex(8)  # names this process in the generations of all its starts
-        _refuse_lease()
+        if LEASE in {**from_file().values, **from_options().values}:
+            raise ConfigurationError(
+                f"{LEASE} is set, but a query that Spark runs cannot hold a lease: Penstock does not see its end.",
+                to_do=f"write the query as a Job, or leave {LEASE} out.",
+            )
         hooks.before_dropin(session, [sink])
         context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
         for finding in sink.check(context, uid):
@@ -195,14 +199,6 @@ class ExactlyOnce:
                 safe="nothing was written.",
                 to_do="give both the same location.",
             )
-
-
-def _refuse_lease() -> None:
-    if LEASE in {**from_file().values, **from_options().values}:
-        raise ConfigurationError(
-            f"{LEASE} is set, but a query that Spark runs cannot hold a lease: Penstock does not see its end.",
-            to_do=f"write the query as a Job, or leave {LEASE} out.",
-        )
 
 
 def _plain(location: str) -> str:

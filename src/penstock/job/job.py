@@ -16,7 +16,7 @@ from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.operations import LogFormat
 from penstock.config.resolve import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
-from penstock.contracts.plan import QueryPlan, source_links
+from penstock.contracts.plan import Body, Outputs, QueryPlan, source_links
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.engine.preparation import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.engine.real_time import check_real_time
@@ -37,14 +37,12 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     from penstock.config.restart_strategy import RestartStrategy
-    from penstock.contracts.plan import Body, Outputs
     from penstock.contracts.source import Source
     from penstock.events import Events, Listener
 
 log = logging.getLogger("penstock")
 
 _CALLBACK_SECONDS = 10.0  # how long the end of a job waits for outstanding callbacks
-
 
 Callback = Callable[[CheckpointInfo], None]
 

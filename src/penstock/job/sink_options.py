@@ -117,7 +117,6 @@ def _type_of(parameter: inspect.Parameter) -> str:
 
 
 def _argument(name: str, arguments: Mapping[str, str]) -> str | None:
-    """The argument that an option is for."""
     head, dot, _ = name.partition(".")
     if head not in arguments or is_mapping(arguments[head]) != bool(dot):
         return None

@@ -1,16 +1,5 @@
-"""State written out as Parquet, independent of backend, parallelism and Spark version, and made into state again.
-
-    <folder>/layout.json                    what is where, with Spark's schemas and settings; written last
-    <folder>/<operator>/<nn>-<store>/*.parquet
-
-| column | for |
-|---|---|
-| `key`, `value` | people and other tools: structs with Spark's columns |
-| `partition_key` | spreading the rows: `c0`, `c1`, … |
-| `key_bytes`, `value_bytes` | writing the very same rows again, bit by bit |
-| `position` | the order of rows, where it counts |
-
-One folder for every kind of rows; a store with several column families has several.
+"""State written out as Parquet, independent of backend, parallelism and Spark version, and made into state again. The
+files and their columns: docs/concepts/state.md. `layout.json` is written last.
 """
 
 from __future__ import annotations
@@ -19,6 +8,7 @@ import base64
 import functools
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +41,10 @@ from penstock.storage.open import tree_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.storage.tree import Tree
 
-LAYOUT = CANONICAL
 _POSITION = "position"
 _NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 
@@ -89,7 +76,7 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
             described.append({**plain, "stores": stores, "files": files})
     version = {"version": CANONICAL_VERSION, "batch": batch, "spark": str(spark.version)}
     body = {**version, "conf": conf, "operators": described}
-    goal.put(LAYOUT, json.dumps(body, indent=1).encode())
+    goal.put(CANONICAL, json.dumps(body, indent=1).encode())
 
 
 def load(
@@ -120,21 +107,21 @@ def load(
 
 
 def read_layout(folder: Tree) -> dict[str, Any]:
-    data = folder.storage.read(LAYOUT)
+    data = folder.storage.read(CANONICAL)
     try:
         body: dict[str, Any] = json.loads(data or b"")
         version = int(body["version"])
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerCorrupt(
-            f"{folder.location} holds no state that was written out completely ({LAYOUT} is missing or damaged).",
+            f"{folder.location} holds no state that was written out completely ({CANONICAL} is missing or damaged).",
             to_do="use another savepoint.",
         ) from error
-    refuse_newer(f"{folder.location}/{LAYOUT}", version, CANONICAL_VERSION)
+    refuse_newer(f"{folder.location}/{CANONICAL}", version, CANONICAL_VERSION)
     return body
 
 
 def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partitions: int) -> DataFrame:
-    """The rows of all families of a store, as `spark_state.raw` gives them, where the query will look for them."""
+    """The rows of all families of a store, as `raw_rows` gives them, where the query will look for them."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -147,7 +134,7 @@ def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partiti
     spread_by = f.col(PARTITION) if partition["fields"] else f.struct().alias(PARTITION)
     frames = [
         work.read.schema(schema)
-        .parquet(f"{origin.location}/{safe_name(family['folder'], LAYOUT)}")
+        .parquet(f"{origin.location}/{safe_name(family['folder'], CANONICAL)}")
         .select(spread_by, KEY, VALUE, f.lit(family["name"]).alias(FAMILY), *([_POSITION] if ordered else []))
         for family in store["families"]
     ]
@@ -164,9 +151,10 @@ def _export(
     if extra:
         raw = raw.withColumn(_POSITION, f.monotonically_increasing_id())
     done = []
-    for number, family in enumerate(store.families):
+    first = sum(len(before.families) for before in operator.stores[: operator.stores.index(store)])
+    for number, family in enumerate(store.families, first):
         name = store.name if family.name == DEFAULT else family.name
-        place = f"{operator.id}/{_index(operator, store) + number:02d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}"
+        place = f"{operator.id}/{number:02d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}"
         typed = typed_rows(work, raw, family, extra)
         typed.write.option(_NO_MARK, "false").option("compression", "zstd").parquet(f"{goal.location}/{place}")
         done.append({**asdict(family), "folder": place})
@@ -178,23 +166,18 @@ def _order_counts(families: Sequence[str]) -> bool:
     return any(name != DEFAULT for name in families)
 
 
-def _index(operator: OperatorMetadata, store: Store) -> int:
-    before = operator.stores[: operator.stores.index(store)]
-    return sum(len(store.families) for store in before)
-
-
 def parse_operator(body: dict[str, Any]) -> OperatorMetadata:
     stores = tuple(
         Store(
-            safe_part(store["name"], LAYOUT),
+            safe_part(store["name"], CANONICAL),
             store["prefix_columns"],
             store["partitions"],
             tuple(Family(family["name"], family["key"], family["value"]) for family in store["families"]),
-            tuple(safe_name(name, LAYOUT) for name in store["schema_files"]),
+            tuple(safe_name(name, CANONICAL) for name in store["schema_files"]),
         )
         for store in body["stores"]
     )
-    files = {safe_name(name, LAYOUT): base64.b64decode(data) for name, data in body["files"].items()}
+    files = {safe_name(name, CANONICAL): base64.b64decode(data) for name, data in body["files"].items()}
     return OperatorMetadata(
         int(body["id"]), body["name"], int(body["version"]), stores, files, body["properties"], int(body["number"])
     )

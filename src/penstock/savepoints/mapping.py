@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import NotRestorable
-
-if TYPE_CHECKING:
-    from penstock.savepoints.savepoint import SavedQuery, Savepoint
+from penstock.savepoints.savepoint import SavedQuery, Savepoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,7 @@ def _query(found: RestoreMapping, uid: str, saved: SavedQuery, program: ProgramQ
     mapping = QueryMapping(sources=_sources(found, uid, saved, program, allow))
     found.lines.append(ReportLine(uid, "query", Fate.KEPT, f"from epoch {saved.epoch}"))
     for sink in program.sinks:
-        known = sink in saved.sinks
-        found.lines.append(ReportLine(uid, f"sink {sink}", Fate.KEPT if known else Fate.NEW))
+        found.lines.append(ReportLine(uid, f"sink {sink}", Fate.KEPT if sink in saved.sinks else Fate.NEW))
     for sink in saved.sinks:
         if sink not in program.sinks:
             # Nothing of it is open: all its rows up to the savepoint are committed.

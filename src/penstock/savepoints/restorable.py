@@ -1,16 +1,11 @@
-"""What a job can be restored from, by its path.
-
-| path | what it is |
-|---|---|
-| `…/savepoint-payments-3f2a9c41d07e` | a savepoint: the folder with `_metadata`, under whatever name |
-| `STORAGE/JOB/chk-175` | a retained checkpoint: epoch 175 of a job of one query, global checkpoint 175 of several |
-| `STORAGE/JOB/QUERY/checkpoints/chk-175` | epoch 175 of one query |
-| `STORAGE/JOB` | the newest checkpoint of that job |
+"""What a job can be restored from, by its path: a savepoint, a retained checkpoint, the newest checkpoint of a job. The
+forms of a path: docs/concepts/savepoints.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +26,6 @@ from penstock.storage.open import tree_at
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import SparkSession
 
     from penstock.storage.tree import Tree
@@ -141,8 +134,7 @@ def _newest_epochs(root: Tree, uids: Sequence[str], path: str) -> tuple[str, dic
     newest = {uid: SparkLog(root.at(f"{uid}/{history}").storage).next_epoch()[0] - 1 for uid in uids}
     epochs = {uid: epoch for uid, epoch in newest.items() if epoch >= 0}
     if not epochs:
-        happened = f"{path} has no complete epoch yet."
-        raise SavepointIncomplete(happened, to_do="start the job.")
+        raise SavepointIncomplete(f"{path} has no complete epoch yet.", to_do="start the job.")
     return history, epochs
 
 

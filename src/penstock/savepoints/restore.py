@@ -1,16 +1,13 @@
 """Restoring: a copy of a savepoint or checkpoint, made to fit the program, becomes the job's checkpoint in one step.
 
-1. Open what is restored from and see that it is whole.
-2. Map it to the program, and stop with a report where something cannot be kept.
-3. Register: reserve a number for the restore, and fence the job's last run, which may only be believed dead. From here
-   on it adds nothing to what is visible.
-4. Copy it beside the job's checkpoint, under a new name and with an id of its own; give positions and operators the
-   program's order; rewrite state for another parallelism or backend.
-5. See that the copy is whole and that no other restore or run has begun since 3, and record the restore: from here on
-   it is the job's checkpoint. See `history`.
+What is restored from is seen to be whole and mapped to the program. Then the restore registers: it reserves a number
+and fences the job's last run, which may only be believed dead; from here on that adds nothing to what is visible. Then
+it builds a copy beside the job's checkpoint, under a new name. The last step sees that the copy is whole and that no
+other restore or run has begun since, and records the restore: from here on it is the job's checkpoint. See `history`.
 
-What is restored from is only ever read, unless it is the job's own checkpoint: then 3 comes first and recovers it, as
-a start would, since Spark's log as it is may lack what is decided. Killed before 5, the job is what it was.
+What is restored from is only ever read, unless it is the job's own checkpoint: then registering comes first and
+recovers it, as a start would, since Spark's log as it is may lack what is decided. Killed before the record, the job is
+what it was.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from penstock.progress import Progress, silent
 from penstock.savepoints.mapping import ProgramQuery, QueryMapping, RestoreMapping, compare
 from penstock.savepoints.restorable import Restorable, job_folder, open_restorable
 from penstock.savepoints.savepoint import Kind
-from penstock.spark_state.metadata import read_metadata, relocate
+from penstock.spark_state.metadata import plan_operators, read_metadata, relocate
 from penstock.storage.open import tree_at
 from penstock.storage.storage import same_place
 
@@ -147,8 +144,6 @@ class Restorer:
         self._predecessor.refuse_superseded()
 
     def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
-        from penstock.spark_state.metadata import plan_operators
-
         operators: tuple[dict[str, Any], ...] | None = None
         try:
             operators = plan_operators(plan.frame, plan.output_mode)
@@ -274,7 +269,6 @@ def _renumber(names: list[str], chosen: list[int] | None) -> dict[str, str]:
 
 
 def report_restore(result: RestoreResult, events: Events) -> None:
-    """Say what was restored, what maps to what, and what is visible already."""
     restored = result.restored
     assert result.mapped is not None
     log.info("restored from %s; what maps to what:\n%s", restored.source, result.mapped.report())

@@ -1,21 +1,11 @@
-"""A savepoint: the whole job between two epochs, in one folder that can be moved anywhere.
+"""A savepoint: the whole job between two epochs, in one folder that can be moved anywhere: docs/concepts/savepoints.md.
 
-    savepoint-payments-3f2a9c41d07e/
-      _metadata                          what it is, and a checksum of every other file; written last
-      queries/<uid>/spark/…              Spark's checkpoint of the query at its epoch
-      queries/<uid>/state/…              canonical only: the state as Parquet, in the place of spark/state
+`_metadata` is one sealed line of JSON, created in one step, after everything else. A folder without it is no savepoint,
+however much is in it: nothing ever reads one. No path inside is absolute.
 
-`_metadata` is one sealed line of JSON, created in one step. A folder without it is no savepoint, however much is in it:
-nothing ever reads one. No path inside is absolute, so a savepoint may be copied, moved and renamed.
-
-`Taker` takes one. The queries pause between two epochs only while files are linked; the rest runs beside them.
-
-1. *Hold*: every query finishes the epoch under way and begins no other. Then what is complete is a consistent cut over
-   all queries: none has read a row that is not in the savepoint's past.
-2. *Copy* what the epoch consists of. On a local disk state is linked, not copied.
-3. *Release*. From here on the job runs as before.
-4. Checksums; for a canonical savepoint, state is written out as Parquet from the copy.
-5. `_metadata`, in one step. Before it there is no savepoint, whatever dies.
+`Taker` takes one. It holds every query after a complete epoch, so that what is complete is a consistent cut: none has
+read a row that is not in the savepoint's past. The queries pause only while files are linked or copied; the rest runs
+beside them.
 """
 
 from __future__ import annotations
@@ -25,12 +15,13 @@ import dataclasses
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from penstock import __version__
 from penstock.checkpoint import layout
 from penstock.checkpoint.layout import SAVEPOINT, known_fields, seal, unseal
 from penstock.checkpoint.ledger import Ledger
@@ -43,12 +34,10 @@ from penstock.errors import PenstockError, SavepointCorrupt, SavepointError, Sav
 from penstock.failpoints import failpoint
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
-from penstock.spark_state.metadata import read_metadata
+from penstock.spark_state.metadata import read_metadata, read_operators
 from penstock.storage.open import storage_at, tree_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
     from penstock.contracts.plan import QueryPlan
@@ -181,8 +170,6 @@ def dispose(path: str, spark: SparkSession | None = None) -> int:
 
 def read_state(spark: SparkSession, checkpoint: Tree, epoch: int, barrier: Barrier) -> dict[str, Any]:
     """`backend`, `partitions` and `operators` of a query, as `SavedQuery` has them."""
-    from penstock.spark_state.metadata import read_operators
-
     if not checkpoint.names(layout.STATE):
         return {"backend": None, "partitions": None}
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
@@ -213,14 +200,12 @@ class HeldQuery:
     generation: int
 
 
-Hold = Callable[[], AbstractContextManager[Sequence[HeldQuery]]]
-"""Pauses the queries and yields them; they go on when it is left."""
+Hold = Callable[[], AbstractContextManager[Sequence[HeldQuery]]]  # pauses the queries; they go on when it is left
 
 
 @dataclass(frozen=True, slots=True)
 class TakenSavepoint:
-    """A finished savepoint. `held_ms` is how long the queries paused, `waited_ms` of it for the epoch under way
-    to end."""
+    """A finished savepoint. The queries paused for `held_ms`, `waited_ms` of it for the epoch under way to end."""
 
     path: str
     savepoint: Savepoint
@@ -256,7 +241,7 @@ class Taker:
             digests = folder.digests(files, progress)
             folder.sync_all(progress)
             checked = {file: (size, digests[file]) for file, size in files.items()}
-            versions = (_version(), str(self._spark.version))
+            versions = (__version__, str(self._spark.version))
             saved = Savepoint(id_, kind, self._job, time.time(), *versions, queries, checked, drained, self._mode)
             failpoint("savepoint.checked")
             folder.storage.create(METADATA, saved.to_bytes())
@@ -322,9 +307,3 @@ class Taker:
             source, target = f"{folder.location}/{checkpoint}", f"{folder.location}/{state}"
             export(self._spark, source, held_query.epoch, target, progress)
             folder.delete(copied)
-
-
-def _version() -> str:
-    from penstock import __version__
-
-    return __version__

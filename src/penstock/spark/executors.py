@@ -139,8 +139,7 @@ def mismatch(happened: str) -> ExecutorMismatch:
 
 
 def _ask(context: Any, modules: Sequence[str]) -> list[Worker]:
-    """One task for every core. Runs in a thread of its own, so that a cluster without executors is not taken for one
-    that is slow."""
+    """One task for every core, in a thread of its own: a cluster without executors is not taken for a slow one."""
     asked: Future[list[Worker]] = Future()
 
     def run() -> None:

@@ -9,6 +9,7 @@ what Spark's real-time mode accepts; its own check stays on.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +17,15 @@ from penstock.errors import RealTimeRefused
 from penstock.spark.query import columns_of, streams_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from pyspark.sql import DataFrame
 
     from penstock.contracts.plan import QueryPlan
 
+#: The columns behind the user's, of type string, int and bigint.
 POSITIONS = ("__penstock_topic", "__penstock_partition", "__penstock_offset")
-"""The columns behind the user's, of type string, int and bigint."""
 
 #: Operators whose output is their input's, and more columns perhaps.
-_PASSING = {
-    "Filter",
-    "SubqueryAlias",
-    "EventTimeWatermark",
-    "Generate",
-    "ResolvedHint",
-    "CollectMetrics",
-    "PipeOperator",
-}
+_PASSING = {"Filter", "EventTimeWatermark", "Generate", "ResolvedHint", "CollectMetrics", "PipeOperator"}
 #: Joins that keep the streaming side's rows, by the side that it is on.
 _JOINS = ({"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, {"Inner", "Cross", "RightOuter"})
 _SEMI = {"LeftSemi", "LeftAnti"}

@@ -24,7 +24,6 @@ _ANSWER_SECONDS = 10.0  # a master that is just being restarted is back by then
 _CONNECT_SECONDS = 3.0
 _POLL_SECONDS = 0.25
 _NO_MASTER = re.compile(r"All masters are unresponsive|Master removed our application|error from cluster scheduler")
-_KINDS = ("spark", "k8s", "local")
 _BAD_MASTER = re.compile(r"Could not parse Master URL|Invalid master URL")
 
 
@@ -59,7 +58,7 @@ def require_shared(location: str, spark: SparkSession, *, is_shared: bool) -> No
 
 def require_known(master: str) -> None:
     """Refuse what Spark does not accept as a master before Java is started: it would end with a stack trace."""
-    if master != "yarn" and not master.startswith(_KINDS):
+    if master != "yarn" and not master.startswith(("spark", "k8s", "local")):
         raise _unknown(master)
 
 
@@ -129,12 +128,8 @@ def _connects(host: str, port: int) -> bool:
     return True
 
 
-# Spark Connect
-
-
 def refuse_connect(session: Any = None, remote: str | None = None) -> None:
-    """Raise where `session` is a Connect session, or where PySpark is asked for one (`remote` is such a setting) or can
-    make no other. A job cannot run over Connect."""
+    """Raise where `session` is one of Connect, or PySpark is asked for one (by `remote`) or can make no other."""
     if session is not None:
         if type(session).__module__.startswith("pyspark.sql.connect"):
             raise _refusal("The session is a Spark Connect session.")

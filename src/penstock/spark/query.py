@@ -11,14 +11,13 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CheckpointExpired, PenstockError, SparkUnresponsive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -48,7 +47,6 @@ class RunningQuery:
         self._written: tuple[Any, Any, Any] | None = None  # with what positions are written, the same in all epochs
 
     def executed_plan(self) -> Any:
-        """The plan that it executed last, a JVM object, or None."""
         execution = self._execution()
         return None if execution is None else execution.lastExecution().executedPlan()
 
@@ -57,7 +55,6 @@ class RunningQuery:
         return self._text("startOffsets")
 
     def ends_at(self) -> str | None:
-        """The positions with which they end."""
         return self._text("endOffsets")
 
     def _execution(self) -> Any:

@@ -10,29 +10,20 @@ import json
 import re
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import (
-    NotEnoughSlots,
-    PenstockError,
-    PreCommitFailed,
-    RealTimeRefused,
-    SourceRowsLost,
-)
+from penstock.errors import NotEnoughSlots, PenstockError, PreCommitFailed, RealTimeRefused, SourceRowsLost
 from penstock.spark.executors import fault_in
-from penstock.spark.lane_plan import refusal
+from penstock.spark.lane_plan import LanePlan, refusal
 from penstock.spark.masters import runs_tasks_itself
 from penstock.spark.query import short_text, stop_query
 from penstock.spark.status import SparkStatus
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from penstock.spark.lane_plan import LanePlan
 
 BATCH = "10 minutes"
 """How long a batch lasts. Between two of them nothing is read for half a second; new partitions are found there."""

@@ -166,7 +166,6 @@ class JobSession:
 
 
 def running_session() -> SparkSession | None:
-    """The session of this process, if it has one."""
     from pyspark.sql import SparkSession
 
     # "Active" is a matter of threads; in another one the session that was made first is still there.
@@ -221,7 +220,6 @@ def _spark_home() -> Path:
 
 
 def conf_folder() -> Path:
-    """Where Spark looks for its own configuration."""
     return Path(os.environ.get("SPARK_CONF_DIR") or _spark_home() / "conf")
 
 
@@ -385,7 +383,6 @@ def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
 
 
 def ensure_files(spark: SparkSession, jars: Iterable[Path]) -> None:
-    """Add these jars to a running session that lacks them."""
     there = str(spark.sparkContext._jsc.sc().listJars().mkString(","))
     _add(spark, [jar for jar in jars if jar.name not in there])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import STATE
@@ -14,8 +15,6 @@ from penstock.errors import ConfigurationError
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from pyspark.sql import SparkSession
 
     from penstock.config.resolve import Settings, SparkSetting
@@ -87,8 +86,7 @@ def warn_overridden(key: str, value: str, now: str) -> None:
 
 
 def require_same_backend(spark: SparkSession, location: str, query: str) -> None:
-    """Before a query starts: refuse to resume state of the other backend. `location` is Spark's
-    checkpoint of the query. One that keeps no state goes on with any."""
+    """Refuse to resume state of the other backend; a query that keeps none goes on with any. `location` is Spark's."""
     spark_log = spark_log_at(location, spark)
     epoch, pending = spark_log.next_epoch()
     barrier = spark_log.barrier(epoch if pending else epoch - 1)

@@ -10,14 +10,13 @@ import json
 import re
 import time
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.record import Alignment, PartitionCut
 from penstock.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyspark.sql import DataFrame, SparkSession
 
 _MOST_JOBS = 50  # of one epoch
@@ -59,21 +58,18 @@ class SparkStatus:
         return sorted(self._tracker.getJobIdsForGroup(group), reverse=True)
 
     def job(self, number: int) -> dict[str, Any]:
-        body: dict[str, Any] = self._json(self._store.job(number))
-        return body
+        return dict(self._json(self._store.job(number)))
 
     def attempts(self, stage: int) -> list[dict[str, Any]]:
         body = self._json(self._store.stageData(stage, False, self._no_statuses, False, self._no_quantiles))
         return sorted(body, key=lambda attempt: int(attempt["attemptId"]))
 
     def tasks(self, stage: int, attempt: int) -> list[dict[str, Any]]:
-        body: list[dict[str, Any]] = self._json(self._store.taskList(stage, attempt, _MOST_TASKS))
-        return body
+        return list(self._json(self._store.taskList(stage, attempt, _MOST_TASKS)))
 
     def executors(self) -> list[dict[str, Any]]:
         """The active ones. The driver is among them; it runs tasks with a local master only."""
-        body: list[dict[str, Any]] = self._json(self._store.executorList(True))
-        return body
+        return list(self._json(self._store.executorList(True)))
 
     def threads(self) -> list[dict[str, Any]]:
         """Of the driver's JVM."""
@@ -163,9 +159,6 @@ def _first_successes(status: SparkStatus, attempts: Sequence[Mapping[str, Any]])
                 first = tasks.get(number, task)
                 tasks[number] = min(first, task, key=lambda done: float(done["launchTime"]) + float(done["duration"]))
     return tasks
-
-
-# Operators
 
 
 def operators_of(frame: DataFrame) -> list[dict[str, Any]]:

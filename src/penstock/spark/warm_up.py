@@ -69,12 +69,8 @@ def _run(frame: DataFrame, folder: Path) -> None:
         batch.mapInArrow(same, batch.schema).collect()
         passed.append(number)
 
-    started = (
-        frame.writeStream.foreachBatch(write)
-        .option("checkpointLocation", (folder / "checkpoint").as_uri())
-        .outputMode("update")
-        .start()
-    )
+    stream = frame.writeStream.foreachBatch(write).outputMode("update")
+    started = stream.option("checkpointLocation", (folder / "checkpoint").as_uri()).start()
     while len(passed) < _BATCHES and started.isActive:
         time.sleep(0.01)
     started.stop()

@@ -17,6 +17,7 @@ import json
 import struct
 import tempfile
 import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,6 @@ from penstock.storage.open import tree_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.storage.tree import Tree
@@ -124,8 +123,7 @@ def read_metadata(checkpoint: Tree, batch: int) -> tuple[OperatorMetadata, ...]:
 
 
 def relocate(checkpoint: Tree, batch: int) -> None:
-    """Make a copy of a checkpoint independent of the original: descriptions that name schema files by
-    the paths of the original name those of the copy."""
+    """Make a copy of a checkpoint independent of the original: its descriptions name its own schema files."""
     for operator in read_metadata(checkpoint, batch):
         if not operator.stands_in(checkpoint):
             operator.write(checkpoint)
@@ -184,7 +182,6 @@ def _parse(data: bytes, where: str) -> tuple[int, dict[str, Any]]:
 
 
 def families(data: bytes) -> Iterator[Family]:
-    """The kinds of rows in a schema file of Spark's."""
     reader = _JavaData(data)
     version = reader.utf()
     if version == "v1":
@@ -222,9 +219,6 @@ class _JavaData(io.BytesIO):
 
     def long_text(self) -> str:
         return "".join(self.utf() for _ in range(self.integer()))
-
-
-# Operators
 
 
 def read_operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[dict[str, Any], ...]:

@@ -1,10 +1,5 @@
-"""The rows of a state store as Spark keeps them: key and value as bytes, and the columns they are spread by.
-
-| column | what it is |
-|---|---|
-| `partition_key` | a struct; rows with the same one belong into the same partition |
-| `key_bytes`, `value_bytes` | the rows, in the bytes of Spark's own row format, the same with every backend |
-| `column_family_name` | the kind of rows, where a store holds several |
+"""The rows of a state store as Spark keeps them: `key_bytes` and `value_bytes` in the bytes of Spark's own row format,
+the same with every backend, `partition_key`, a struct by which they are spread, and `column_family_name`.
 
 For RocksDB Spark has such a reader from 4.2 on, for its own repartitioning. Where it has none, and for hashmap, the
 typed reader is used and its structs are taken as the bytes that they are: stores of one kind of rows can be read so.
@@ -16,19 +11,16 @@ and months together) are left out, and so is a key or a value of which nothing r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.state import Backend, backend_of
-from penstock.spark_state.metadata import DEFAULT
+from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store
 from penstock.spark_state.work_session import java_schema, reinterpret, scala_option
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from penstock.spark_state.metadata import Family, OperatorMetadata, Store
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 _NOT_IN_PARQUET = ("void", "null", "interval", "calendarinterval")
 
@@ -52,20 +44,14 @@ def raw_rows(
         jvm: Any = work._jvm
         options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
         everything = str(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES())
-        whole: DataFrame = reader(work, checkpoint, batch, operator.id, store.name).option(everything, "true").load()
-        return whole
+        return reader(work, checkpoint, batch, operator.id, store.name).option(everything, "true").load()
     typed = reader(work, checkpoint, batch, operator.id, store.name).load()
     return as_bytes(work, typed, partition_columns(work, operator, store, join_format(conf, operator)), store)
 
 
-def reader(work: SparkSession, checkpoint: str, batch: int, operator: int, store: str) -> Any:
-    return (
-        work.read.format("statestore")
-        .option("path", checkpoint)
-        .option("batchId", batch)
-        .option("operatorId", operator)
-        .option("storeName", store)
-    )
+def reader(work: SparkSession, checkpoint: str, batch: int, operator: int, store: str) -> DataFrameReader:
+    options: dict[str, str | int] = {"path": checkpoint, "batchId": batch, "operatorId": operator, "storeName": store}
+    return work.read.format("statestore").options(**options)
 
 
 def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -> DataFrame:

@@ -84,7 +84,6 @@ def tell_tasks(work: SparkSession, progress: Progress, what: str) -> Iterator[No
 
 
 def count_tasks(tracker: Any, group: str) -> int:
-    """Tasks that are done, of the jobs of a group."""
     jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
     stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
     return sum(stage.numCompletedTasks for stage in stages)

@@ -7,6 +7,4 @@
 
 `s3` is objects and multipart uploads, for the file sink. `open` leads from a location to a storage or a tree; `durable`
 is how names and bytes get onto a disk; `private` is for folders of this user alone.
-
-May import: `errors`, `failpoints`, `naming`, and nothing above.
 """

@@ -17,13 +17,10 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: What `statfs` calls file systems of this machine: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, tmpfs, ramfs, and overlayfs,
 #: which hands a sync on to the one it writes to.

@@ -25,8 +25,10 @@ import errno
 import os
 import posixpath
 import secrets
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlparse
 
@@ -39,9 +41,6 @@ from penstock.storage.storage import AlreadyExists, Storage, refused
 from penstock.storage.tree import AT_ONCE, StagedFile, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
     from pyarrow.fs import FileSystem
     from pyspark.sql import SparkSession
 
@@ -51,8 +50,7 @@ _OBJECT_STORES = frozenset({"s3a", "s3"})
 
 
 def sync_closed(jvm: Any, conf: Any, path: Any) -> None:
-    """The last block of a closed file on HDFS is on the disks of its data nodes when this returns. Raises Java's
-    errors."""
+    """The last block of a closed file on HDFS is on the disks of its data nodes on return. Raises Java's errors."""
     # An append asks for as many data nodes as the file should have, and fails where the cluster has fewer; a client
     # that is content with those there are reads that from its configuration when it is made.
     content = jvm.org.apache.hadoop.conf.Configuration(conf)
@@ -180,7 +178,6 @@ class HadoopStorage(Storage):
             self.system.delete(aside, False)
 
     def path(self, name: str) -> Any:
-        """Hadoop's own for a name."""
         safe_name(name, self.location)
         return self.jvm.org.apache.hadoop.fs.Path(self.root, name) if name else self.root  # Hadoop refuses ""
 

@@ -12,9 +12,10 @@ import os
 import posixpath
 import secrets
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.failpoints import failpoint
@@ -24,11 +25,7 @@ from penstock.storage.durable import ensure_folder, sync, sync_below, sync_file_
 from penstock.storage.storage import AlreadyExists, Storage, storage_errors
 from penstock.storage.tree import AT_ONCE, StagedFile, Tree, checksum_file
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")
-"""Endings of files that are never rewritten under their name."""
+_IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")  # never rewritten under their name
 
 _LITTLE_SPACE = 1 << 30  # below this a check warns: an epoch of a busy job writes more
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)

@@ -67,8 +67,7 @@ def tree_of(storage: Storage) -> Tree:
 
 
 def task_tree(location: str) -> Tree:
-    """The tree at a location as tasks reach it, for work on single files: this machine's disk, or what pyarrow can
-    open."""
+    """The tree at a location as tasks reach it, for single files: this machine's disk, or what pyarrow can open."""
     path = local_path(location)
     if path is not None:
         return LocalTree(path)

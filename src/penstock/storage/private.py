@@ -5,14 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.errors import AccessDenied
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -60,8 +57,7 @@ def read_trusted(path: Path) -> str:
 
 
 def require_own(folder: Path) -> None:
-    """Raises `AccessDenied` where the folder is there and another user's: its owner can read and exchange what is in
-    it."""
+    """Raises `AccessDenied` for a folder of another user, who can read and exchange what is in it."""
     if folder.exists() and (owner := folder.stat().st_uid) != os.geteuid():
         raise AccessDenied(
             f"The folder {folder} belongs to user {owner}, and this process runs as user {os.geteuid()}.",

@@ -3,17 +3,6 @@
 Keys come from where the AWS libraries look: environment, shared files, web identity, container and instance. They are
 never an argument here, so they reach no ledger and no log. A client is made once for a process, and made anew when its
 keys have expired, so that keys which are renewed outside are found without a restart.
-
-What S3 and its client library refuse becomes an error of ours:
-
-| answer | becomes | tried again |
-|---|---|---|
-| a token that has expired | `CredentialsExpired` | yes, with keys looked up anew |
-| no keys at all, a wrong key, a missing right | `AccessDenied` | no |
-| there is no such bucket | `ConfigurationError` | no |
-| a quota is used up | `StorageFull` | yes |
-| slow down, an error of the server, no connection, no end | `SystemUnavailable` | yes |
-| anything else | `SystemUnavailable` with the server's words | yes |
 """
 
 from __future__ import annotations
@@ -195,7 +184,8 @@ class S3Folder:
             if ours is None:
                 raise
             if isinstance(ours, CredentialsExpired):
-                self._forget()
+                with _lock:
+                    _clients.pop((os.getpid(), self._endpoint, self._region), None)
             raise ours from error
 
     def _unless_gone(self, what: str, ask: Callable[[Any], _Answer]) -> _Answer | None:
@@ -214,10 +204,6 @@ class S3Folder:
             if key not in _clients:
                 _clients[key] = _connect(self._endpoint, self._region)
             return _clients[key]
-
-    def _forget(self) -> None:
-        with _lock:
-            _clients.pop((os.getpid(), self._endpoint, self._region), None)
 
 
 def _connect(endpoint: str | None, region: str | None) -> Any:

@@ -1,11 +1,7 @@
 """Small durable files with one strong promise: of two creates of one name, exactly one succeeds.
 
-Everything the ledger writes goes through `Storage`. Names are relative, with `/` between folders.
-
-| implementation | where | how a create is atomic |
-|---|---|---|
-| `LocalStorage` | `file:` and plain paths | see `penstock.storage.local` |
-| `HadoopStorage` | any other scheme | see `penstock.storage.hadoop` |
+Everything the ledger writes goes through `Storage`. Names are relative, with `/` between folders. How a create is
+atomic: see `storage.local` and `storage.hadoop`.
 """
 
 from __future__ import annotations
@@ -15,15 +11,12 @@ import errno
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from urllib.parse import urlparse
 
 from penstock.errors import LedgerError, StorageFull
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 log = logging.getLogger("penstock")
 
@@ -38,8 +31,7 @@ class Storage(ABC):
     """A folder of small files."""
 
     location: str
-    scheme: str
-    """Of the location: `file`, `hdfs`, `s3a`, …"""
+    scheme: str  # of the location: `file`, `hdfs`, `s3a`, …
     forgetful: ClassVar[bool] = False
     """Whether a power cut takes what was not synced, and it is cheap to see what is there."""
 
@@ -87,7 +79,6 @@ def tidying(location: str) -> Iterator[None]:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether this is the error of a full disk or an exhausted quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -101,7 +92,6 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def refused(what: str, why: str, *, full: bool) -> LedgerError:
-    """The ledger's error for a storage that refused; `full`: for lack of space."""
     if full:
         return StorageFull(
             f"No space left while {what}: {why}.",
@@ -128,7 +118,6 @@ def local_path(location: str) -> Path | None:
 
 
 def same_place(one: str, other: str) -> bool:
-    """Whether two locations are the same folder."""
     path, its = local_path(one), local_path(other)
     if path is not None and its is not None:
         return path.resolve() == its.resolve()

@@ -20,21 +20,16 @@ from __future__ import annotations
 import contextlib
 import io
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from penstock.errors import StorageFull
 from penstock.progress import Counter, Progress, silent
-from penstock.storage.storage import is_full
+from penstock.storage.storage import Storage, is_full
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from penstock.storage.storage import Storage
-
-AT_ONCE = 8
-"""Copies, checksums and syncs of one tree that run in parallel."""
+AT_ONCE = 8  # copies, checksums and syncs of one tree that run in parallel
 
 
 class StagedFile(ABC):
@@ -44,8 +39,7 @@ class StagedFile(ABC):
 
     @abstractmethod
     def finish(self) -> int:
-        """After the stream is closed: make bytes and name durable and return the size. `FileNotFoundError` if
-        the file was removed meanwhile."""
+        """After the stream is closed: make bytes and name durable; the size. `FileNotFoundError` if it was removed."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -53,8 +47,6 @@ class StagedFile(ABC):
 
 
 class Tree:
-    """A folder and everything below it."""
-
     location: str
     storage: Storage
     """The same folder, for small sealed files; not of an `ArrowTree`."""
@@ -70,7 +62,6 @@ class Tree:
         raise self._refusal("stage")
 
     def size(self, name: str) -> int | None:
-        """Bytes of the file, or None where there is none."""
         raise self._refusal("size")
 
     def rename(self, source: str, target: str) -> None:
@@ -84,7 +75,6 @@ class Tree:
 
     def secure(self, name: str) -> None:
         """In the driver: a complete file that a task has left survives a power cut, where `finish` leaves that open."""
-        return
 
     def write_durably(self, name: str, content: bytes) -> None:
         """A small new file, durable on return."""
@@ -108,7 +98,6 @@ class Tree:
     # Whole folders. Hidden files are not seen.
 
     def at(self, name: str) -> Tree:
-        """The tree `name` below this one."""
         raise self._refusal("at")
 
     def files(self, folder: str = "") -> dict[str, int]:
@@ -142,7 +131,6 @@ class Tree:
         raise self._refusal("digest")
 
     def digests(self, sizes: Mapping[str, int], progress: Progress = silent) -> dict[str, str]:
-        """Of these files, given with their sizes."""
         counter, digests = Counter(progress, "checking", sum(sizes.values()), "bytes"), {}
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-digest") as pool:
             for name, digest in zip(sizes, pool.map(self.digest, sizes), strict=True):
@@ -167,7 +155,6 @@ class Tree:
         raise self._refusal("delete")
 
     def delete_if_empty(self, name: str) -> None:
-        """Delete the folder unless something is in it."""
         if not self.names(name):
             self.delete(name)
 

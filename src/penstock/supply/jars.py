@@ -22,11 +22,11 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from penstock.errors import ConnectorMissing, DevelopmentError
@@ -35,13 +35,9 @@ from penstock.storage.private import only_one, own_folder
 from penstock.supply.java import find_java
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 LOCK = Path(__file__).with_name("jars.lock.json")  # where it is written; read through `resources`
 SETTINGS = "PENSTOCK_IVY_SETTINGS"
-DEFAULT_SETS = ("kafka-broker", "spark-kafka")
-"""What jobs and the development broker need; the other sets are for tests that ask for them."""
+DEFAULT_SETS = ("kafka-broker", "spark-kafka")  # for jobs and the development broker; the others are for tests
 
 _STAMP = "verified"  # written last: every jar beside it had the right checksum
 _AT_ONCE = 4  # Ivy asks for one file after the other and mostly waits
@@ -312,20 +308,17 @@ def _make(name: str, source: bytes, checksum: str, needed: Sequence[Path], targe
         code, output = _run(command, _COMPILE_SECONDS)
         found = sorted(classes.rglob("*.class"))
         if code or not found:
-            raise _not_compiled(name, output)
+            lines = [line.strip() for line in output.splitlines() if line.strip()][-5:]
+            raise DevelopmentError(
+                f"{name}.java could not be compiled with Spark's own compiler. Its last lines:\n  "
+                + "\n  ".join(lines),
+                safe="Nothing was started, and the cache is unchanged.",
+                to_do="See that PySpark has its jars folder (janino, commons-compiler) and that a Java runs; a version"
+                " of Spark that docs/reference/versions.md does not list may need a newer Penstock.",
+            )
         manifest = f"Manifest-Version: 1.0\nSource-SHA-256: {checksum}\n\n"
         with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as jar:
             jar.writestr(zipfile.ZipInfo("META-INF/MANIFEST.MF", _EPOCH), manifest)
             for path in found:
                 jar.writestr(zipfile.ZipInfo(path.relative_to(classes).as_posix(), _EPOCH), path.read_bytes())
         made.replace(target)
-
-
-def _not_compiled(name: str, output: str) -> DevelopmentError:
-    lines = [line.strip() for line in output.splitlines() if line.strip()][-5:]
-    return DevelopmentError(
-        f"{name}.java could not be compiled with Spark's own compiler. Its last lines:\n  " + "\n  ".join(lines),
-        safe="Nothing was started, and the cache is unchanged.",
-        to_do="See that PySpark has its jars folder (janino, commons-compiler) and that a Java runs; a version of Spark"
-        " that docs/reference/versions.md does not list may need a newer Penstock.",
-    )

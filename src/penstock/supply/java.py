@@ -18,16 +18,13 @@ import shutil
 import stat
 import subprocess
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
 from penstock.processes import usable_cores
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 MINIMUM = 17  # what Spark 4 and Kafka 4 are compiled for
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("penstock")
@@ -128,7 +127,6 @@ def find_version(text: str) -> SparkVersion:
 
 
 def warn_if_untried(text: str) -> None:
-    """Log once that the tests have not passed on this version of Spark."""
     known = find_version(text)
     if known.tried or text in _warned:
         return
