@@ -1,5 +1,6 @@
-"""`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; and `penstock pack`. The command line is
-parsed and settings are resolved here, once: a `Start` carries them on."""
+"""`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. The
+command line is parsed and settings are resolved here, once: a `Start` carries them on. `penstock pack` makes the PEX
+file that executors of a cluster run out of."""
 
 from __future__ import annotations
 
@@ -35,6 +36,21 @@ _PACK_HELP = "The job: what it imports is packed, with Penstock and its installe
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
+FromSavepoint = Annotated[
+    str | None,
+    typer.Option(
+        "-s", "--from-savepoint", "--fromSavepoint", metavar="PATH", help="Start from this savepoint or checkpoint."
+    ),
+]
+AllowNonRestored = Annotated[
+    bool,
+    typer.Option("-n", "--allow-non-restored-state", "--allowNonRestoredState", help="State may be left behind in it."),
+]
+ClaimMode = Annotated[
+    str | None,
+    typer.Option(*("--claim-mode", "--claimMode", "-rm", "--restoreMode"), metavar="claim|no_claim", help=_CLAIM_HELP),
+]
+
 
 def _complete_setting(incomplete: str) -> list[str]:
     from penstock.config.levels import BY_KEY
@@ -48,6 +64,32 @@ Settings = Annotated[
         "-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.", autocompletion=_complete_setting
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
+]
+LogFormatOption = Annotated[
+    LogFormat | None, typer.Option("--log-format", help="The job's log as text, or a JSON object in each line.")
+]
+Supervise = Annotated[
+    bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
+]
+KeepStandby = Annotated[
+    bool | None,
+    typer.Option("--standby/--no-standby", help="Keep a second driver ready to take over when the first dies."),
+]
+
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where tasks run: local[4], spark://HOST:7077, yarn. Ships what they need."),
+]
+Archive = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --master: what penstock pack has made, to be shipped.")
+]
+Ship = Annotated[
+    bool | None,
+    typer.Option("--pack/--no-pack", help="Whether to ship; left out: to masters that are not on this machine."),
+]
 
 
 def run(
@@ -55,24 +97,9 @@ def run(
         Path, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job to run.")
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Given to the job.")] = None,
-    savepoint: Annotated[
-        str | None,
-        typer.Option(
-            "-s", "--from-savepoint", "--fromSavepoint", metavar="PATH", help="Start from this savepoint or checkpoint."
-        ),
-    ] = None,
-    allow_non_restored: Annotated[
-        bool,
-        typer.Option(
-            "-n", "--allow-non-restored-state", "--allowNonRestoredState", help="State may be left behind in it."
-        ),
-    ] = False,
-    claim_mode: Annotated[
-        str | None,
-        typer.Option(
-            *("--claim-mode", "--claimMode", "-rm", "--restoreMode"), metavar="claim|no_claim", help=_CLAIM_HELP
-        ),
-    ] = None,
+    savepoint: FromSavepoint = None,
+    allow_non_restored: AllowNonRestored = False,
+    claim_mode: ClaimMode = None,
     parallelism: Annotated[
         int | None, typer.Option("-p", "--parallelism", metavar="N", help="Partitions of state and of every shuffle.")
     ] = None,
@@ -86,32 +113,14 @@ def run(
         bool, typer.Option("-d", "--detached", help="Leave the job running in the background, and return.")
     ] = False,
     take_over: Annotated[bool, typer.Option("--take-over", help="With -d: replace the job if it runs.")] = False,
-    supervise: Annotated[
-        bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
-    ] = True,
-    standby: Annotated[
-        bool | None,
-        typer.Option("--standby/--no-standby", help="Keep a second driver ready to take over when the first dies."),
-    ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Where tasks run: local[4], spark://HOST:7077, yarn. Ships what they need."),
-    ] = None,
-    archive: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --master: what penstock pack has made, to be shipped.")
-    ] = None,
-    ship: Annotated[
-        bool | None,
-        typer.Option("--pack/--no-pack", help="Whether to ship; left out: to masters that are not on this machine."),
-    ] = None,
+    supervise: Supervise = True,
+    standby: KeepStandby = None,
+    master: Master = None,
+    archive: Archive = None,
+    ship: Ship = None,
     options: Settings = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None, typer.Option("--log-format", help="The job's log as text, or a JSON object in each line.")
-    ] = None,
+    config: ConfigFile = None,
+    log_format: LogFormatOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -d: JSON instead of a table.")] = False,
 ) -> None:
     """Run a job written in Python.

@@ -17,6 +17,9 @@ SHORTEST_LEASE = 1.0  # seconds: it is renewed after a third, by a create and a 
 
 @dataclass(frozen=True)
 class Availability:
+    """`standby`: the supervisor keeps a second driver ready. `lease`: seconds for which one of several supervisors, on
+    machines that share the checkpoint's storage, owns the job; None: there is only one."""
+
     standby: bool = False
     lease: float | None = None  # seconds; None: there is only one supervisor
 
@@ -69,6 +72,10 @@ AVAILABILITY_OPTIONS = (
 
 @dataclass(frozen=True)
 class Rest:
+    """`port` 0 is a free one. `address` is the one that others use, where it is not `bind_address`; `hosts` are more
+    names that requests may be meant for. `open_reads`: on this machine, reading needs no token. `certificate` and `key`
+    are PEM files: with them it is asked by HTTPS, and not otherwise."""
+
     bind_address: str = "127.0.0.1"
     address: str | None = None
     port: int = 0

@@ -16,6 +16,9 @@ Claim = Literal["claim", "no_claim"]
 
 @dataclass(frozen=True)
 class Recovery:
+    """What `penstock run -s` and its companions, or their keys in a file, ask for. A job that has restored by this
+    `restore_id` resumes from its own checkpoint; None for a path that a file sets."""
+
     path: str | None = None
     allow_non_restored: bool = False
     claim: Claim = "no_claim"

@@ -42,11 +42,12 @@ class FileSource(Source):
     """Every file that appears in `path`, a folder or a pattern such as `/data/*/orders`, once.
 
     `format` is json (one object a line), csv, parquet, orc or text (`value string`). `schema` is Spark's: text such as
-    `"id bigint"`, or a `StructType`. It may be left out for text, for Parquet and ORC where a file is there already,
-    and for a bounded source, which looks at the files that are there.
+    `"id bigint, amount decimal(12,2)"`, or a `StructType`. It may be left out for text, for Parquet and ORC where a
+    file is there already, and for a bounded source, which looks at the files that are there.
 
     `bounded=True` reads what is there when the query starts, then the job ends. It counts where every source of a
-    query is bounded. `options` are Spark's for the format and the file source.
+    query is bounded. `max_files_per_epoch` bounds an epoch. `options` are Spark's for the format and the file source
+    (`header`, `multiLine`, `pathGlobFilter`, `recursiveFileLookup`, `cleanSource`, …).
 
     A file must be complete when it appears, and never change: write it elsewhere on the same file system, or under a
     name that begins with a dot or an underscore, and rename it.

@@ -51,14 +51,16 @@ class KafkaSource(Source):
     """Topics of one cluster: `key binary, value binary, topic string, partition int, offset bigint, timestamp
     timestamp, timestampType int`, and `headers` with the option `includeHeaders`.
 
-    `topics` is a name, names separated by commas, or a sequence; `pattern`, a regular expression, may replace it.
+    `topics` is a name, names separated by commas, or a sequence; or give `pattern`, a regular expression, instead.
     `starting` counts only for a job without a checkpoint: `"earliest"`, `"latest"`, or positions as Spark writes them
-    (`{"topic": {"0": 123}}`, as JSON or as a mapping).
+    (`{"topic": {"0": 123}}`, as JSON or as a mapping). `max_offsets_per_epoch` bounds an epoch.
 
     `options` take librdkafka's or Java's names, with or without `kafka.`, and Spark's own (`minPartitions`, …); what is
     given there always wins. `tuned=False` leaves Java's defaults. Only rows of committed transactions are read, and
-    rows that Kafka deleted before they were read stop the job, unless `options` say otherwise. So does a topic that
-    was deleted and created again (`TopicRecreated`); with its id in `accepted_ids` the job goes on at its positions.
+    rows that Kafka deleted before they were read stop the job, unless `options` say otherwise.
+
+    A topic that was deleted and created again stops the job (`TopicRecreated`): its positions are those of the former
+    one. `accepted_ids` are the ids of topics in which the job is to go on at them all the same.
 
     Committed positions are mirrored to the consumer group `group` (`penstock-<job>-<uid>`), for lag tools only.
     """

@@ -42,11 +42,13 @@ class SocketSource(Source):
     while the job runs, and tries again and again where the server is not there or goes away.
 
     `journal` is a folder on the driver's local disk, one for each source. Every line is durable there before Spark
-    learns of it: exactly once *from the moment it was received*. Lines that a server sends while no job is connected,
-    or that are on their way when the driver dies, are lost. Without a journal: at most once.
+    learns of it, so a crash neither loses nor repeats it: exactly once *from the moment it was received*. Lines that a
+    server sends while no job is connected, or that are on their way when the driver dies, are lost: plain TCP has no
+    way to ask again. Without a journal every line that was received and not yet written is lost with the driver: at
+    most once.
 
-    `received` is the same in every replay. Bytes after the last newline of a connection are dropped. `keep` is how
-    much of what is committed stays in the journal, for a restore from an older savepoint.
+    `received` is the moment of receipt, the same in every replay. Bytes after the last newline of a connection are
+    dropped. `keep` is how much of what is committed stays in the journal, for a restore from an older savepoint.
     """
 
     def __init__(

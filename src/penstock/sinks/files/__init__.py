@@ -33,12 +33,16 @@ class FileSink(TwoPhaseSink):
     file is a multipart upload that the commit completes; other storage without an atomic rename is refused. All tasks,
     on any machine, must reach the same folder.
 
-    `endpoint` and `region` configure S3 where the environment does not; keys are found where the AWS libraries look.
-    `options` are Spark's options for JSON or CSV; others are refused. `compression` defaults to snappy for Parquet and
-    none for text.
+    `endpoint` and `region` configure S3 where the environment does not. Keys are not arguments: driver and workers find
+    them where the AWS libraries look.
 
-    A visible file never changes, and readers may move it away as soon as they see it. The folder `_penstock` inside
-    belongs to the sink.
+    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …), their case ignored
+    as in Spark; others are refused. Unlike Spark's writers, text keeps the microseconds of timestamps, which are in
+    UTC, and the blanks around words. `compression` defaults to snappy for Parquet and none for text.
+
+    Readers (Spark, Hive, pyarrow) may list the folder at any time: a file becomes visible once its whole epoch is
+    decided, and never changes afterwards. Readers may also move files away as soon as they see them. The folder
+    `_penstock` inside belongs to the sink.
     """
 
     shapes_once: ClassVar[bool] = True

@@ -48,13 +48,17 @@ _CREATE_SECONDS = 30.0
 class KafkaSink(TwoPhaseSink, RealTimeSink):
     """Exactly once into Kafka, for readers with `isolation.level=read_committed`.
 
-    Takes the columns of Spark's own Kafka sink, and also `timestamp`. `topic` here wins over the column. `options` are
-    client settings in librdkafka's names, or in Spark's with `kafka.` in front; their secrets are never shown.
+    Takes the columns of Spark's own Kafka sink, `value` (string or binary) and optionally `key`, `topic`, `partition`,
+    `headers`, and also `timestamp`. `topic` here wins over the column.
+
+    `options` are client settings (SASL, TLS, compression, …) in librdkafka's names, or in Spark's with `kafka.` in
+    front. Their secrets never appear in a message, a log or the ledger.
 
     The broker aborts a transaction that is not committed within `transaction_timeout`; a job that is down longer
     between decision and commit repairs it from a replay. The default is the brokers' default maximum.
 
-    `create_topic` creates a missing `topic`, with `partitions` and `replication` or the broker's defaults.
+    `create_topic` creates a missing `topic` when the job starts, with `partitions` and `replication` or the broker's
+    defaults. Without it a missing topic is an error.
     """
 
     shapes_once: ClassVar[bool] = True

@@ -24,19 +24,29 @@ _MODES = ("hash", "string", "counter")
 class RedisSink(TwoPhaseSink):
     """Rows into Redis by key, exactly once: prepared beside the keys, applied by a script that leaves its own proof.
 
-    The Redis key of a row is `prefix` and the value of its column `key`. By `mode` the other columns become the fields
-    of a `hash`, a `string` (several columns: one JSON object), or are *added* to a `counter`; docs/how-to/redis.md has
-    what a null does.
+    The Redis key of a row is `prefix` and the value of its column `key`. By `mode`:
 
-    `ttl` (seconds, or text such as "1h") restarts with every write of a key. Rows with the same key in one partition
-    are applied in order; partition by key if the order of its rows matters.
+    * `hash`: the other columns become fields; a null removes its field, fields that the row does not have stay.
+    * `string`: one other column is the value, several become one JSON object; a null removes the key.
+    * `counter`: the other columns are whole numbers and are *added*: one column to a plain counter, several to the
+      fields of a hash. Null adds nothing.
 
-    With `staged=False` tasks write the keys directly: effectively-once, and not for counters. On a `cluster` all keys
-    must be in one slot: give a `prefix` with a hash tag, such as "{totals}:". With `sentinels` (`["host:26379", …]`)
-    the host in the url is their name for the primary; every new connection asks them for it.
+    `ttl` (seconds, or text such as "1h") restarts with every write of a key.
 
-    A failover that loses committed rows is detected and ends the job with `CommittedRowsLost`. With `replicas` an epoch
-    counts as prepared, and as committed, only once so many replicas have it. Not for a cluster.
+    Rows with the same key in one partition are applied in order; partition by key if the order of its rows matters.
+
+    With `staged=False` tasks write the keys directly, for hosts that forbid scripts and for a cluster. That converges
+    after a replay, but readers see intermediate states: effectively-once, which a job in mode exactly_once refuses. Not
+    for counters.
+
+    On a `cluster` all keys must be in one slot: give a `prefix` with a hash tag, such as "{totals}:".
+
+    With `sentinels` (`["host:26379", …]`) the host in the url is their name for the primary, such as
+    "redis://:secret@mymaster/0"; every new connection asks them for it.
+
+    Replication is asynchronous: a failover can lose committed rows, which is detected and ends the job with
+    `CommittedRowsLost`. With `replicas` an epoch counts as prepared, and as committed, only once so many replicas have
+    it. Not for a cluster.
 
     `options` go to the client (`ssl_ca_certs`, `password`, …); they and the url's secrets are never shown.
     """

@@ -71,12 +71,13 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
                     to_do=f"cast it to bigint, or leave it out: .select({key!r}, …).",
                 )
     refuse_keys(values, "The Redis sink")
+    select = frame.select  # first: a frame that is out of reach refuses here, see `Columns`
     if mode == "string" and len(values) > 1:
         parts = [keys_as_text(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
         columns = [f.to_json(f.struct(*parts), dict(LOSSLESS["json"])).alias("value")]
     else:
         columns = [_plain(f.col(quoted(field.name, "`")), field.dataType).alias(field.name) for field in values]
-    return frame.select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
+    return select(_plain(f.col(quoted(key, "`")), key_type).alias(key), *columns)
 
 
 def _plain(column: Column, kind: DataType) -> Column:

@@ -29,9 +29,12 @@ class WriteAheadSink(TwoPhaseSink):
     two parts stay the same for a writer from epoch to epoch. `write` returns when the target has the rows, and raises
     otherwise; it is then called again, until the commit's time is up, and after a restart.
 
-    `marker` returns the ids the target holds, at least the last of each writer (a mapping's values count), and `write`
-    stores the id in the same transaction as the rows, under a unique key: exactly once. So is `idempotent=True`, which
-    declares that the target ignores an id it has seen. Neither: at least once.
+    The guarantee depends on the target when a write arrives twice because its answer was lost:
+
+    * `marker` returns the ids the target holds, at least the last of each writer (a mapping's values count), and
+      `write` stores the id in the same transaction as the rows, under a unique key: exactly once.
+    * `idempotent=True` declares that the target ignores an id it has seen: exactly once.
+    * neither: at least once.
 
     The driver calls the functions; in mode at_least_once tasks do, which must then be able to import them. The driver
     and all tasks must reach `log`: a folder, or an address that pyarrow opens.
