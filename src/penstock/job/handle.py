@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.deadline import Deadline
 from penstock.processes import stop_on_signals
+from penstock.secrets import masked
 
 if TYPE_CHECKING:
     from penstock.events import Listener
@@ -95,6 +96,10 @@ class JobHandle:
 
 
 def table(title: str, rows: Iterable[tuple[object, object]]) -> str:
-    """A small table for a notebook. Everything in it is text."""
-    cells = ("".join(f'<td style="text-align:left">{html.escape(str(cell))}</td>' for cell in row) for row in rows)
+    """A small table for a notebook, which keeps it when it is saved. Everything in it is text, with secrets masked."""
+    cells = ("".join(f'<td style="text-align:left">{_shown(cell)}</td>' for cell in row) for row in rows)
     return f"<table><caption>{html.escape(title)}</caption>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def _shown(cell: object) -> str:
+    return html.escape(masked(str(cell)))

@@ -26,7 +26,6 @@ from penstock.errors import ConfigurationError, DuplicateUid
 from penstock.job.handle import CheckpointInfo, JobHandle, table
 from penstock.naming import check_name
 from penstock.progress import Progress, silent
-from penstock.secrets import masked
 from penstock.sources.streams import as_source
 from penstock.spark.executors import check_executors, importable, writer_modules
 from penstock.spark.query import Lineage
@@ -221,7 +220,7 @@ class Job:
         queries = [
             (uid, f"{' → '.join(link.name for link in chain.links)}: {chain.guarantee}") for uid, chain in chains
         ]
-        return table(f"job {self.name}", [*queries, ("checkpoints", masked(f"{self.checkpoints.storage}/{self.name}"))])
+        return table(f"job {self.name}", [*queries, ("checkpoints", f"{self.checkpoints.storage}/{self.name}")])
 
     def explain(self) -> str:
         """The chain of each query, the guarantee of each link, and the weakest."""

@@ -142,3 +142,10 @@ def test_a_job_starts_once_and_shows_itself() -> None:
     with pytest.raises(ConfigurationError, match="was started before") as raised:
         job.start()
     assert "describe it again" in str(raised.value)
+
+
+def test_a_saved_notebook_keeps_no_secret() -> None:
+    shown = table("job shop", [("state", "failed: postgresql://u:hunter2@db/shop, password=geheim")])
+    assert "postgresql://u:***@db/shop" in shown
+    assert "hunter2" not in shown
+    assert "geheim" not in shown
