@@ -40,7 +40,7 @@ from measures import PARTITIONS, Place
 from penstock.errors import PenstockError
 from rounds import Found, Plan, Spread, console, interleave
 from servers import Broker
-from systems import Flink, Penstock, RealTime, SparkSink, System, has_standby
+from systems import Flink, OneTask, Penstock, RealTime, SparkSink, System, has_standby
 from tasks import JSON_WAY, WORKS
 
 HERE = Path(__file__).parent
@@ -216,7 +216,7 @@ def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace
 
 
 def measure_latency(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
-    systems = chosen(options, Flink(), Penstock(), RealTime(), SparkSink())
+    systems = chosen(options, Flink(), Penstock(), OneTask(), RealTime(), SparkSink())
 
     def run(interval: int, rate: int) -> Callable[[System, str], Found]:
         return lambda system, name: measures.latency(

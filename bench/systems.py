@@ -226,6 +226,18 @@ class Penstock(System):
             script.stop()
 
 
+class OneTask(Penstock):
+    """Epochs in which one task reads all source partitions, as suits short epochs on few cores."""
+
+    def __init__(self) -> None:
+        super().__init__(name="penstock, one task")
+
+    @contextmanager
+    def start(self, task: Task) -> Iterator[Run]:
+        with super().start(replace(task, one_task=True)) as run:
+            yield run
+
+
 class RealTime(Penstock):
     """The real-time mode: lanes commit every `latency`, positions go into the ledger every ten seconds."""
 

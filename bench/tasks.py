@@ -23,7 +23,8 @@ JSON_WAY = "parsed"
 class Task:
     """One topic to another. `work`: bytes as they are; JSON parsed, every second row written as JSON; counts of a
     million keys. `interval`: seconds from checkpoint to checkpoint; None: as often as suits the system when it works at
-    full speed, for those who cut epochs by rows then `epoch_rows` of them. `latency`: of Penstock's real-time mode."""
+    full speed, for those who cut epochs by rows then `epoch_rows` of them. `latency`: of Penstock's real-time mode.
+    `one_task`: for all source partitions, in Penstock's epochs."""
 
     work: str
     servers: str
@@ -34,6 +35,7 @@ class Task:
     epoch_rows: int | None = None
     json_way: str = JSON_WAY
     latency: str | None = None
+    one_task: bool = False
 
     def write(self) -> Path:
         """Into its own folder, for the process that does it."""

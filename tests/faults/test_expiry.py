@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import ReplayDiffers
 from tests.support.fault_case import Case, running
-from tests.support.kafka import assert_nothing_open, open_transactions, read_committed, transactions
+from tests.support.kafka import assert_nothing_open, create_topic, open_transactions, read_committed, transactions
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Down:
 
     whole: Case  # at its decision
     half: Case  # after the first of two commits
-    differing: Case  # there too, with a plan that gives other rows each time
+    together: Case  # there too, with two topics under one decision, both written by one task for all partitions
+    differing: Case  # after the first of two commits, with a plan that gives other rows each time
     states: Mapping[int, str]  # of each decided writer of `differing`, right after its end
 
 
@@ -52,8 +53,9 @@ def down(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
             return made
 
         whole, half = kill_one("epoch.decided"), kill_one("commit.first")
+        together = kill_one("commit.first", also_to=create_topic(broker.servers, 2, prefix="also"))
         differing = kill_one("commit.first", random=True)
-        yield Down(whole, half, differing, decided_states(differing))
+        yield Down(whole, half, together, differing, decided_states(differing))
 
 
 def wait_expired(world: Case) -> None:
@@ -100,6 +102,22 @@ def test_some_expired_are_repaired_with_proof(down: Down, session: SparkSession)
     assert all(one["epoch"] == 0 and one["generation"] > decided["generation"] for one in repaired)
     assert all(proofs(one) == proofs(decided) for one in repaired)
     assert sum(rows for _, _, rows, _ in proofs(decided)) == 100
+
+
+def test_one_task_for_all_partitions_is_repaired_with_proof(down: Down, session: SparkSession) -> None:
+    """`coalesce(1)` groups all source partitions alike in every attempt, in whatever order they are numbered."""
+    world = down.together
+    wait_expired(world)
+    [decided] = world.manifests()
+    assert sorted((sink, writer) for sink, writer, *_ in decided["committables"]) == [("also", 0), ("copy", 0)]
+    assert world.config.also_to is not None
+    visible = [len(world.copy.read()), len(read_committed(world.servers, world.config.also_to))]
+    assert sorted(visible) == [0, 100]
+    assert finish(world, session)["action"] == "repair"
+    _, *repaired = world.manifests()
+    assert repaired
+    assert all(proofs(one) == proofs(decided) for one in repaired)
+    assert len(read_committed(world.servers, world.config.also_to)) == 100
 
 
 def test_a_plan_that_gives_other_rows_stops(down: Down, session: SparkSession) -> None:

@@ -474,7 +474,13 @@ class Life:
         until(lambda: current.status is not None, lambda: f"the driver to end\n{current.tail()}", PATIENCE)
 
     def _pause(self, current: JobProcess, fault: Fault) -> None:
-        """It wakes when the next one has rows, or while that one starts."""
+        """It wakes when the next one has rows, or while that one starts. Paused before it has registered, it would be
+        the newest when it wakes, and rightly go on for ever."""
+
+        def registered() -> bool:
+            return current.status is not None or len(current.events("started")) == len(self._config.sinks)
+
+        until(registered, lambda: f"the driver to register\n{current.tail()}", PATIENCE)
         current.stop_all()
         self._next()
         if fault.choice < 0.5:

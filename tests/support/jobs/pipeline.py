@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
+from penstock import Checkpoints, Epoch, Job, KafkaSink, KafkaSource, RestartStrategy
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Pipeline:
     source: str
     storage: str
     copy_to: str | None = None
+    also_to: str | None = None  # the copy goes there, too, under the same decision, and one task writes both
     count_to: str | None = None
     rows_per_epoch: int | None = None
     transaction_timeout: str = "5min"
@@ -80,7 +81,12 @@ def build(config: Pipeline, spark: SparkSession | None = None) -> Job:
         if config.random:
             value = f.concat(f.regexp_replace(value, "}$", ""), f.lit(', "random": "'), f.uuid(), f.lit('"}'))
         sink = KafkaSink(config.copy_to, servers=servers, transaction_timeout=config.transaction_timeout)
-        job.write(rows.select("key", value.alias("value")), sink, uid="copy")
+        copied = rows.select("key", value.alias("value"))
+        if config.also_to:
+            also = KafkaSink(config.also_to, servers=servers, transaction_timeout=config.transaction_timeout)
+            _write_in_one_task(job, copied, {"copy": sink, "also": also})
+        else:
+            job.write(copied, sink, uid="copy")
     if config.count_to:
         parsed = rows.select(f.from_json(f.col("value").cast("string"), "key string, amount bigint").alias("row"))
         counts = parsed.groupBy("row.key").agg(f.count("*").alias("n"), f.sum("row.amount").alias("total"))
@@ -88,6 +94,13 @@ def build(config: Pipeline, spark: SparkSession | None = None) -> Job:
         sink = KafkaSink(config.count_to, servers=servers, transaction_timeout=config.transaction_timeout)
         job.write(shaped, sink, uid="count", output_mode="update")
     return job
+
+
+def _write_in_one_task(job: Job, rows: DataFrame, sinks: Mapping[str, KafkaSink]) -> None:
+    @job.epoch(rows.coalesce(1), sinks=sinks)
+    def copy(batch: DataFrame, epoch: Epoch) -> None:
+        for uid in sinks:
+            epoch.write(batch, uid)
 
 
 if __name__ == "__main__":
