@@ -95,10 +95,14 @@ class Line:
 
     @property
     def ratio(self) -> str:
-        """Penstock's median by Flink's."""
-        if OURS not in self.by_system or THEIRS not in self.by_system or not self.by_system[THEIRS].median:
+        """Penstock's median by Flink's; those of its variants, each with its name, where it was not measured itself."""
+        theirs = self.by_system.get(THEIRS)
+        if theirs is None or not theirs.median:
             return ""
-        return f"{self.by_system[OURS].median / self.by_system[THEIRS].median:.2f}"
+        ours = {name: own.median / theirs.median for name, own in self.by_system.items() if name.startswith(OURS)}
+        if OURS in ours:
+            return f"{ours[OURS]:.2f}"
+        return ", ".join(f"{ratio:.2f} {name.removeprefix(f'{OURS}, ')}" for name, ratio in ours.items())
 
     def cell(self, system: str) -> str:
         return self.shown.spread(self.by_system[system]) if system in self.by_system else ""
