@@ -31,7 +31,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate power-cuts specification proof bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate power-cuts specification proof bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-audit bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -137,6 +137,9 @@ bench-state: setup ## Ten million keys into other partitions and another backend
 
 bench-sinks: setup ## A million rows into databases, files and tables, beside Spark's own writers
 	$(BIN)/python bench/bench_sinks.py
+
+bench-audit: setup ## How fast the audit reads a topic, by the clock and per CPU second
+	$(BIN)/python bench/bench_audit.py
 
 bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens, what it costs a driver
 	$(BIN)/python bench/bench_page.py
