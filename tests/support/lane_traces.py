@@ -1,6 +1,6 @@
-"""Traces of the Java writer against the model: `follow` says whether lines are a path of `lane_protocol.run_task`.
+"""Traces of the Java writer against the model: `follow` says whether lines are a path of `lane_model.run_task`.
 
-`lane_protocol.py` has the words."""
+`lane_model.py` has the words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from penstock.contracts import lane_protocol as lp
 from penstock.contracts.lanes import Mark
 from penstock.errors import MarksLost, PenstockError, ReplayDiffers, Superseded, SystemUnavailable
+from tests.support import lane_model
 
 _ENDS = {Superseded: "superseded", MarksLost: "lost", ReplayDiffers: "differs", SystemUnavailable: "gone"}
 
@@ -36,7 +37,7 @@ class _Owner:
         query, generation, rows, *at = fields
         owner = lp.Owner(query, int(generation))
         begun = None if at == ["none"] else Mark(query, owner.generation, int(at[0]), int(at[1]))
-        self._model: Generator[Any, Any, None] = lp.run_task(owner, begun, multiplies=rows == "several")
+        self._model: Generator[Any, Any, None] = lane_model.run_task(owner, begun, multiplies=rows == "several")
         self._end: str | None = None  # the word that must come last
         self._action: Any = next(self._model)
 
@@ -54,7 +55,7 @@ class _Owner:
 
     def _step(self, word: str, fields: list[str]) -> str | None:
         match self._action, word, fields:
-            case (lp.Init(), "init", []) | (lp.Abort(), "abort", []) | (lp.Wait(), "wait", []):
+            case (lp.Init(), "init", []) | (lp.Abort(), "abort", []) | (lane_model.Wait(), "wait", []):
                 self._send(None)
             case lp.SendOpening(), "open", [offset]:
                 self._send(int(offset))
@@ -63,16 +64,18 @@ class _Owner:
             case lp.ReadMark(), "read", [query, *numbers]:
                 generation, offset_, part, digest = map(int, numbers)
                 self._send(Mark(query, generation, offset_, part, digest))
-            case lp.Take(), "row" | "drop" | "differs", [offset, digest_]:
-                return self._row(word, lp.Row(int(offset), int(digest_)))
-            case lp.Take(), "next", [offset]:
-                self._send(lp.Next(int(offset)))
-                return "nothing is to be marked" if isinstance(self._action, lp.Take) else None
-            case lp.Take(), "mark", _:
-                self._send(lp.Signal.CUT)
-                return "nothing is to be marked" if isinstance(self._action, lp.Take) else self._step(word, fields)
-            case lp.Take(), "end" | "begin", []:
-                self._send(lp.Signal[word.upper()])
+            case lane_model.Take(), "row" | "drop" | "differs", [offset, digest_]:
+                return self._row(word, lane_model.Row(int(offset), int(digest_)))
+            case lane_model.Take(), "next", [offset]:
+                self._send(lane_model.Next(int(offset)))
+                return "nothing is to be marked" if isinstance(self._action, lane_model.Take) else None
+            case lane_model.Take(), "mark", _:
+                self._send(lane_model.Signal.CUT)
+                return (
+                    "nothing is to be marked" if isinstance(self._action, lane_model.Take) else self._step(word, fields)
+                )
+            case lane_model.Take(), "end" | "begin", []:
+                self._send(lane_model.Signal[word.upper()])
             case lp.SendMark(mark), "mark", [*numbers]:
                 if [*map(int, numbers)] != [mark.offset, mark.part, mark.digest]:
                     return f"the mark is {mark.offset} {mark.part} {mark.digest}"
@@ -83,12 +86,12 @@ class _Owner:
                 return f"the model goes on with {self._action}"
         return None
 
-    def _row(self, word: str, row: lp.Row) -> str | None:
+    def _row(self, word: str, row: lane_model.Row) -> str | None:
         self._send(row)
         if self._end is not None:
             expected, self._end = self._end, ""
         else:
-            expected = "row" if isinstance(self._action, lp.SendRow) else "drop"
+            expected = "row" if isinstance(self._action, lane_model.SendRow) else "drop"
         if word == expected == "row":
             self._send(None)
         return None if word == expected else f"the model says {expected!r}"

@@ -1,7 +1,7 @@
 """A small world for the protocol of lanes: a broker, a ledger, and runs of a real-time query that come, stall and die.
 
 `Simulation.moves` says what may happen next in a given state, and checks it. The actors are drivers and tasks, driven
-by the real coroutines of `penstock.contracts.lane_protocol` or by broken variants.
+by the real coroutine of `penstock.contracts.lane_protocol`, by the model of the task, or by broken variants.
 
 What may happen, and how few kinds of steps are enough for it:
 
@@ -42,6 +42,7 @@ from penstock.contracts import lane_protocol as lp
 from penstock.contracts.lanes import Mark
 from penstock.engine import lanes
 from penstock.errors import MarksLost, NotRestorable, PenstockError, ReplayDiffers, Superseded
+from tests.support import lane_model
 from tests.support.walking import Moment, Violation, walk
 
 
@@ -83,7 +84,7 @@ class Protocol(NamedTuple):
     """What is put to the test."""
 
     open_by_driver: Callable[[lp.Owner], Generator[Any, Any, Any]] = lp.open_by_driver
-    run_task: Callable[..., Generator[Any, Any, Any]] = lp.run_task
+    run_task: Callable[..., Generator[Any, Any, Any]] = lane_model.run_task
     begin: Callable[[lp.Owner, lanes.Known, Mark | None], Mark] = lanes.begin
     end: Callable[[lp.Owner, lanes.Known, Mark | None], Mark] = lanes.end
     looks_again: bool = True  # for newer generations, before it commits its mark
@@ -357,7 +358,7 @@ class Simulation:
                 yield (
                     "goes on with a new batch",
                     world,
-                    (self._answered(actor._replace(stage="write"), lp.Signal.BEGIN),),
+                    (self._answered(actor._replace(stage="write"), lane_model.Signal.BEGIN),),
                 )
                 again = self._task(actor, actor.lane, actor.begun[0], actor.cursor)
                 yield "is followed by another task", world, (again,)
@@ -449,10 +450,10 @@ class Simulation:
         if isinstance(action, lp.Begin):
             yield f"begins lane {lane} after {_short(action.found)}", *self._begin(world, actor, action.found)
             return
-        if isinstance(action, lp.Take):
+        if isinstance(action, lane_model.Take):
             yield from self._take(world, actor)
             return
-        if isinstance(action, lp.Wait):
+        if isinstance(action, lane_model.Wait):
             again = self._task(actor, lane, None, actor.start)  # it has taken nothing yet: the same as a new one
             yield "waits for its driver", world, (again,)
             return
@@ -477,7 +478,7 @@ class Simulation:
             case lp.ReadMark():
                 found = log.committed[-1] if log.committed else None
                 yield f"reads {_short(found)}", *self._goes_on(world, actor, found)
-            case lp.SendRow():
+            case lane_model.SendRow():
                 self._check_owner(log, actor, action)
                 current = current._replace(rows=(*current.rows, actor.cursor - 1))
                 yield (
@@ -528,19 +529,19 @@ class Simulation:
         whole = actor.cursor == len(rows) or rows[actor.cursor][1] == 1  # no batch ends inside a source row
         if actor.cursor < len(rows):
             offset, part = rows[actor.cursor]
-            row = lp.Row(offset, offset * 10 + part if self._multiplies[lane] else 0)
+            row = lane_model.Row(offset, offset * 10 + part if self._multiplies[lane] else 0)
             moved = actor._replace(cursor=actor.cursor + 1)
             yield f"takes row {actor.cursor}", *self._goes_on(world, moved, row)
         assert actor.moment
-        if not isinstance(actor.moment.then(lp.Signal.CUT).action, lp.Take):
-            yield "cuts", *self._goes_on(world, actor, lp.Signal.CUT)
+        if not isinstance(actor.moment.then(lane_model.Signal.CUT).action, lane_model.Take):
+            yield "cuts", *self._goes_on(world, actor, lane_model.Signal.CUT)
         if whole and actor.cursor < len(rows) and self._multiplies[lane]:
-            upcoming = lp.Next(rows[actor.cursor][0])
-            if not isinstance(actor.moment.then(upcoming).action, lp.Take):
+            upcoming = lane_model.Next(rows[actor.cursor][0])
+            if not isinstance(actor.moment.then(upcoming).action, lane_model.Take):
                 yield "cuts before a source row", *self._goes_on(world, actor, upcoming)
         if whole and (actor.cursor == len(rows) or world.batches):
             fewer = world._replace(batches=world.batches - (actor.cursor < len(rows)))
-            yield "comes to the end", *self._goes_on(fewer, actor._replace(stage="ending"), lp.Signal.END)
+            yield "comes to the end", *self._goes_on(fewer, actor._replace(stage="ending"), lane_model.Signal.END)
 
     def _check_owner(self, log: Log, actor: Actor, action: Any) -> None:
         if actor.run < log.opened and self.scenario.strict:
@@ -579,7 +580,7 @@ class Simulation:
         if moment.stop is not None:
             self._check_stop(world, actor, moment.stop)
             return world, ()
-        if actor.stage == "ending" and isinstance(moment.action, lp.Take):
+        if actor.stage == "ending" and isinstance(moment.action, lane_model.Take):
             done = actor.cursor == len(self._rows[actor.lane])
             return world, () if done else (actor._replace(stage="ended", start=actor.cursor),)
         if moment.action is None:
@@ -689,7 +690,7 @@ def _order(actor: Actor) -> tuple[Any, ...]:
     return actor.run, actor.kind, actor.lane, actor.start, actor.cursor
 
 
-_UNSEEN = (lp.SendOpening, lp.ReadMark, lp.SendRow, lp.SendMark, lp.Abort)
+_UNSEEN = (lp.SendOpening, lp.ReadMark, lane_model.SendRow, lp.SendMark, lp.Abort)
 _FIRST = (lp.Init, Unfenced, ReadEnd)
 _SUPERSEDED = Superseded("a newer run exists")
 _MARKS_LOST = MarksLost("marks are lost")

@@ -1,7 +1,7 @@
 """Where the lanes of a real-time query begin and end: the driver's decisions, without I/O.
 
-`contracts/lane_protocol.py` has the steps of opening and writing a lane (sinks carry them out, and import nothing from
-here), and the words of the Java writer's traces. A run's driver does this, in this order:
+`contracts/lane_protocol.py` has the steps of opening a lane (sinks carry them out, and import nothing from
+here). A run's driver does this, in this order:
 
 1. It registers a generation and recovers (`protocol.recover`): older runs write no epoch any more.
 2. It opens every lane with the mark from `begin`. At that moment the lane is fenced and its mark not yet committed, and

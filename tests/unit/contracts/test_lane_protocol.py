@@ -10,13 +10,14 @@ import pytest
 from penstock.contracts import lane_protocol as lp
 from penstock.contracts.lanes import Mark, Opening
 from penstock.errors import MarksLost, ReplayDiffers, Superseded, SystemUnavailable
+from tests.support import lane_model
 from tests.support.lane_traces import follow
 
 OWNER = lp.Owner("q", 3)
 OPENING = lp.SendOpening(Opening("q", 3))
 BEGUN = Mark("q", 3, 10)
-CUT, END, BEGIN = lp.Signal.CUT, lp.Signal.END, lp.Signal.BEGIN
-TAKE = lp.Take()
+CUT, END, BEGIN = lane_model.Signal.CUT, lane_model.Signal.END, lane_model.Signal.BEGIN
+TAKE = lane_model.Take()
 
 
 class Played:
@@ -41,13 +42,13 @@ class Played:
         return self.then(lp.Init()).then(OPENING, 77).then(lp.ReadMark(77), found)
 
     def row(self, offset: int, digest: int = 0) -> Played:
-        row = lp.Row(offset, digest)
-        return self.then(TAKE, row).then(lp.SendRow(row))
+        row = lane_model.Row(offset, digest)
+        return self.then(TAKE, row).then(lane_model.SendRow(row))
 
     def drop(self, offset: int, digest: int = 0) -> Played:
-        return self.then(TAKE, lp.Row(offset, digest))
+        return self.then(TAKE, lane_model.Row(offset, digest))
 
-    def commits(self, signal: lp.Signal | lp.Next, mark: Mark, answer: bool = True) -> Played:
+    def commits(self, signal: lane_model.Signal | lane_model.Next, mark: Mark, answer: bool = True) -> Played:
         return self.then(TAKE, signal).then(lp.SendMark(mark)).then(lp.Commit(), answer)
 
 
@@ -56,7 +57,7 @@ def driver() -> Played:
 
 
 def task(begun: Mark | None = BEGUN, *, multiplies: bool = False) -> Played:
-    return Played(lp.run_task(OWNER, begun, multiplies=multiplies))
+    return Played(lane_model.run_task(OWNER, begun, multiplies=multiplies))
 
 
 def mark(offset: int, part: int = 0, digest: int = 0, rows: int = 0) -> Mark:
@@ -140,7 +141,7 @@ def test_a_task_misses_its_drivers_mark(found: Mark | None) -> None:
 
 @pytest.mark.parametrize("found", [None, Mark("q", 2, 50), Mark("another", 9, 50)])
 def test_a_task_in_an_added_partition_waits_for_its_driver(found: Mark | None) -> None:
-    played = task(None).opens(found).then(lp.Abort()).then(lp.Wait())
+    played = task(None).opens(found).then(lp.Abort()).then(lane_model.Wait())
     played.opens(mark(0)).row(0).commits(CUT, mark(1, rows=1))
 
 
@@ -214,27 +215,27 @@ def test_at_the_end_of_a_batch_its_last_source_row_is_complete() -> None:
 
 
 def test_the_next_source_row_shows_that_the_one_before_is_complete() -> None:
-    played = task(multiplies=True).opens(BEGUN).row(10, 1).row(10, 2).commits(lp.Next(14), mark(14, rows=2))
+    played = task(multiplies=True).opens(BEGUN).row(10, 1).row(10, 2).commits(lane_model.Next(14), mark(14, rows=2))
     played.row(14, 1).commits(CUT, mark(14, 1, 1, rows=3))
 
 
 def test_the_next_source_row_is_not_behind_the_mark() -> None:
-    played = task(multiplies=True).opens(mark(10, 2, 22)).drop(9, 1).commits(lp.Next(10), mark(10, 2, 22))
-    played.drop(10, 11).drop(10, 22).commits(lp.Next(11), mark(11)).row(11, 1)
+    played = task(multiplies=True).opens(mark(10, 2, 22)).drop(9, 1).commits(lane_model.Next(10), mark(10, 2, 22))
+    played.drop(10, 11).drop(10, 22).commits(lane_model.Next(11), mark(11)).row(11, 1)
 
 
 def test_the_next_source_row_does_not_stand_for_rows_that_did_not_come() -> None:
-    played = task(multiplies=True).opens(mark(10, 2, 22)).drop(9, 1).commits(lp.Next(11), mark(10, 2, 22))
+    played = task(multiplies=True).opens(mark(10, 2, 22)).drop(9, 1).commits(lane_model.Next(11), mark(10, 2, 22))
     with pytest.raises(ReplayDiffers):
         played.drop(11, 1)
 
 
 def test_the_next_source_row_is_another_one() -> None:
-    task(multiplies=True).opens(BEGUN).row(10, 1).commits(lp.Next(10), mark(10, 1, 1, rows=1)).row(10, 2)
+    task(multiplies=True).opens(BEGUN).row(10, 1).commits(lane_model.Next(10), mark(10, 1, 1, rows=1)).row(10, 2)
 
 
 def test_a_mark_between_source_rows_does_not_move() -> None:
-    task().opens(BEGUN).row(10).commits(lp.Next(14), mark(11, rows=1)).then(TAKE, lp.Next(15)).row(15)
+    task().opens(BEGUN).row(10).commits(lane_model.Next(14), mark(11, rows=1)).then(TAKE, lane_model.Next(15)).row(15)
 
 
 def test_a_batch_that_ends_before_the_mark_does_not_move_it() -> None:

@@ -12,6 +12,7 @@ import pytest
 from penstock.contracts import lane_protocol as lp
 from penstock.contracts.lanes import Mark
 from penstock.engine import lanes
+from tests.support import lane_model
 from tests.support.lane_world import Protocol, ReadEnd, Scenario, Unfenced, explore
 from tests.support.walking import Violation
 
@@ -67,11 +68,11 @@ def meddled(meddle: Meddler, *, drivers: bool = True, tasks: bool = True) -> Pro
             return end.value
 
     def run_task(owner: lp.Owner, begun: Mark | None, *, multiplies: bool) -> Generator[Any, Any, Any]:
-        return through(owner, lp.run_task(owner, begun, multiplies=multiplies))
+        return through(owner, lane_model.run_task(owner, begun, multiplies=multiplies))
 
     return Protocol(
         open_by_driver=(lambda owner: through(owner, lp.open_by_driver(owner))) if drivers else lp.open_by_driver,
-        run_task=run_task if tasks else lp.run_task,
+        run_task=run_task if tasks else lane_model.run_task,
     )
 
 
@@ -219,10 +220,10 @@ def test_without_any_one_step_the_protocol_is_caught(name: str) -> None:
 
 
 def test_rows_that_are_not_dropped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def admit(place: lp.Place, row: lp.Row) -> bool:
+    def admit(place: lane_model.Place, row: lane_model.Row) -> bool:
         place.mark = replace(place.mark, offset=row.offset + 1)
         return True
 
-    monkeypatch.setattr(lp.Place, "admit", admit)
+    monkeypatch.setattr(lane_model.Place, "admit", admit)
     with pytest.raises(Violation, match="doubled"):
         explore(Scenario(retries=1))

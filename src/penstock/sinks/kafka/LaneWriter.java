@@ -43,7 +43,7 @@ import org.apache.spark.sql.Row;
 
 /**
  * A task's side of the lanes: rows, and the mark of their source partition behind them, in one small Kafka transaction
- * after the other. It does what `run_task` of `penstock.contracts.lane_protocol` says; tests compare its traces.
+ * after the other. It does what `run_task` of `tests/support/lane_model.py` says; tests compare its traces.
  *
  * Compiled by the Janino that Spark ships, which knows neither lambdas nor the inference of type arguments.
  */

@@ -1,6 +1,6 @@
 """The driver's side of a Kafka sink's lanes: marks topics, opening lanes, following their marks.
 
-`LaneWriter.java` is a task's side. Both carry out `contracts/lane_protocol.py`. A lane's producer is used here for one
+`LaneWriter.java` is a task's side. This one carries out `contracts/lane_protocol.py`. A lane's producer is used for one
 transaction only: a request that the broker answers late finds the next owner's epoch, and ends nothing.
 """
 
