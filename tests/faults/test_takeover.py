@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from penstock import failpoints
+from penstock.cli.program import Start
 from penstock.failpoints import POINTS
 from penstock.ops.process.lifeline import FAILED, Driver, Orders
-from penstock.ops.process.start import Start
 from penstock.ops.process.supervisor import python_command
 from penstock.processes import session_members
 from tests.support.fault_case import SCRIPT, Case

@@ -25,12 +25,11 @@ from penstock.cli.output import (
     size_text,
     step_text,
 )
-from penstock.cli.program import show_restore
+from penstock.cli.program import Start, show_restore
 from penstock.cli.run import show_start
 from penstock.errors import PreCommitFailed
 from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, State
-from penstock.ops.process.start import Start
 from penstock.ops.server.client import Client
 from penstock.progress import Counter, Step, silent, throttled
 from penstock.savepoints import savepoint

@@ -1,8 +1,11 @@
-"""`penstock audit`: compares what is visible in a job's sinks with its ledger, and changes nothing."""
+"""`penstock audit` and `penstock drill`: is every row of a job there once, beside its ledger and under faults."""
 
 from __future__ import annotations
 
 import io
+import secrets
+import signal
+import sys
 from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output
+from penstock.cli.output import Json, Output
+from penstock.cli.run import Settings, job_file, parse_options
 
 if TYPE_CHECKING:
     from penstock.audit.report import Report
@@ -99,3 +103,54 @@ def columns_of(job: Job) -> dict[str, Any]:
             if [field.dataType for field in fields] == [field.dataType for field in before]:
                 columns[uid] = [pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC"), f.nullable) for f in fields]
     return columns
+
+
+def drill(
+    script: Annotated[Path, job_file("The job to drill.")],
+    seconds: Annotated[float, typer.Option(min=20, metavar="N", help="How long it may take.")] = 180,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Draws the faults; left out: a new one.")] = None,
+    faults: Annotated[
+        str, typer.Option(metavar="KINDS", help="Of kill, stop and step, with commas.")
+    ] = "kill,stop,step",
+    restart: Annotated[
+        str, typer.Option(metavar="COMMAND", help="A further fault: runs this, such as the restart of a broker.")
+    ] = "",
+    ordered: Annotated[bool, typer.Option("--ordered", help="Rows of a key come in order, and must leave so.")] = False,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="The report as a page.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For checkpoints and logs of both runs, which then stay.")
+    ] = None,
+    options: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Run a job under real faults, into outputs of its own, and name what it loses, doubles or cannot repeat.
+
+    Its functions run for real: what they send, they send. Exit status: 0 nothing is wrong, 1 mistakes, 3 something
+    could not be judged.
+    """
+    from penstock.cli.program import load_job
+    from penstock.config.levels import Texts, from_file, from_options, using
+    from penstock.drill.run import KINDS
+    from penstock.drill.verdict import Drill
+    from penstock.drill.verdict import page_of as drill_page
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what the drill has started ends with it
+    output, kinds = Output.choose(as_json), [kind.strip() for kind in faults.split(",")]
+    if wrong := [kind for kind in kinds if kind not in KINDS[:-1]]:
+        raise typer.BadParameter(f"{wrong[0]!r} is none of {', '.join(KINDS[:-1])}.", param_hint="--faults")
+    given, number = parse_options(options), secrets.randbelow(10**6) if seed is None else seed
+    with output.working(f"Drilling {script.name} with --seed {number} ..."):
+        with using(Texts("-D", {**from_options().values, **given}), from_file()):
+            job = load_job(script)
+        drilling = Drill(job, script, given, columns_of(job), number)
+        result = drilling.run(seconds, kinds, restart, ordered=ordered, folder=folder)
+    if html_file is not None:
+        html_file.write_text(drill_page(result), encoding="utf-8")
+    if as_json:
+        output.record("Drill", result.to_dict())
+    else:
+        output.table(f"Faults, drawn by --seed {number}", result.drilled.faults)
+        output.table("Mistakes", result.to_dict()["mistakes"])
+        output.table("Not judged", [{"what": what} for what in result.not_judged])
+        output.line(result.verdict)
+    raise typer.Exit(result.status)

@@ -11,10 +11,10 @@ from functools import partial
 
 from penstock import logs
 from penstock.cli.output import number_text, short_duration_text
+from penstock.cli.program import Start
 from penstock.cli.show import JobFacts, read_facts
 from penstock.deadline import polling
 from penstock.ops.process.registry import Registry, now_ms
-from penstock.ops.process.start import Start
 
 
 class LiveRows:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import audit, dev, drill, explain, jobs, run, show, transactions, ui, usage
+from penstock.cli import audit, dev, jobs, run, show, transactions, ui, usage
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -28,9 +28,9 @@ command: Callable[..., None]
 for command in (jobs.savepoint, jobs.checkpoint, jobs.stop):
     app.command()(command)
 app.command("cancel", cls=jobs.WithOptionalValue)(jobs.cancel)
-for command in (jobs.logs, show.show, explain.config, explain.explain, explain.check):
+for command in (jobs.logs, show.show, run.config, run.explain, run.check):
     app.command()(command)
-for command in (run.pack, ui.ui, audit.audit, drill.drill):
+for command in (run.pack, ui.ui, audit.audit, audit.drill):
     app.command()(command)
 for name, group in (("dev", dev.app), ("transactions", transactions.app)):
     app.add_typer(group, name=name, cls=usage.Group)

@@ -1,38 +1,91 @@
-"""The processes that run a job: a supervisor and its drivers, each from a start file, or this very process.
+"""The processes that run a job: a supervisor and its drivers, each from a `Start`, or this very process.
 
-Imports little at first, so that a supervisor is small and a driver soon reaches the program.
+`penstock run` parses the command line and resolves settings once; supervisor and drivers read the result from a private
+file. Imports little at first, so that a supervisor is small and a driver soon reaches the program.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ops import attach_process
 from penstock.ops.process import lifeline
-from penstock.ops.process.start import Start
 from penstock.secrets import masked
+from penstock.storage.private import own_folder, read_trusted
 
 if TYPE_CHECKING:
     from penstock.job.job import Job
 
-_SUPERVISOR = "from penstock.cli.program import supervisor_main; supervisor_main()"
+SUPERVISOR = "from penstock.cli.program import supervisor_main; supervisor_main()"
 _LOOK_SECONDS, _LOADED = 0.5, "penstock_loaded"
 _DRIVER = "from penstock.cli.program import driver_main; driver_main()"
 
 
-def supervisor_command(file: Path, start: Start) -> list[str]:
-    """What runs `supervise` in a process of its own. Only the file counts; the script is there for `ps`."""
-    from penstock.ops.process.supervisor import python_command
+@dataclass(frozen=True)
+class Start:
+    """What `penstock run` was asked for, in a file that only its owner reads: `-D` may give passwords. `options` are
+    those of `-D`, `file` the content of `file_name`; the program's own arguments come between them. `restart` and
+    `standby` are what the two resolve to, and hold until a driver reports otherwise. `restores`: it begins with a
+    savepoint. `log` is a detached run's. `alone`: the job must not run already."""
 
-    return python_command(_SUPERVISOR, str(file), start.script)
+    id: str
+    script: str
+    arguments: Sequence[str] = ()
+    options: Mapping[str, str] | None = None
+    file_name: str = ""
+    file: Mapping[str, str] | None = None
+    restart: Mapping[str, Any] | None = None
+    standby: bool = False
+    restores: bool = False
+    log: str | None = None
+    alone: bool = False
+
+    def write(self) -> Path:
+        """A private file in the registry's folder, or else in the system's temporary one. Raises OSError."""
+        from penstock.ops.process.registry import home
+
+        try:
+            return self._write(own_folder(home() / "starts"))
+        except OSError:
+            return self._write(None)
+
+    def _write(self, folder: Path | None) -> Path:
+        import tempfile  # only a driver's start is in a hurry, and that reads
+
+        handle, name = tempfile.mkstemp(prefix=f"{self.id}.", suffix=".json", dir=folder)  # made with mode 0600
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(self), file)
+        return Path(name)
+
+    @classmethod
+    def read(cls, file: Path) -> Start:
+        """Raises `PermissionError` for a file that another user can have written: it names a program to run. Fields
+        that this version does not know, as after an upgrade while the supervisor runs, are left out."""
+        body = json.loads(read_trusted(file))
+        return cls(**{field.name: body[field.name] for field in fields(cls) if field.name in body})
+
+    @contextmanager
+    def in_effect(self) -> Iterator[None]:
+        """In the block, settings come from this start, and the next job that is registered is this run."""
+        from penstock.config.levels import Texts, using
+        from penstock.ops.process.registry import expect_run
+
+        expect_run(self.id, alone=self.alone)
+        try:
+            with using(Texts("-D", self.options or {}), Texts(self.file_name, self.file or {})):
+                yield
+        finally:
+            expect_run(None)
 
 
 def supervisor_main() -> None:

@@ -1,6 +1,7 @@
 """`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. The
-command line is parsed and settings are resolved here, once: a `Start` carries them on. `penstock pack` makes the PEX
-file that executors of a cluster run out of."""
+command line is parsed and settings are resolved here, once: a `Start` carries them on. The other commands load a job's
+file and do not run it: `pack` makes the PEX file that executors of a cluster run out of, `explain`, `check` and
+`config` show what a job guarantees, needs and is set to."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli import program
 from penstock.cli.output import Display, Json, Output
+from penstock.cli.program import Start
 from penstock.config.operations import FORMAT, STANDBY, LogFormat
 from penstock.errors import ControlError, PenstockError, from_json
 from penstock.ops.process.registry import Entry, Registry, State
-from penstock.ops.process.start import Start
 from penstock.progress import Step
 
 _POLL_SECONDS = 0.05
@@ -31,7 +32,11 @@ _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUS
 
 PACKED = Path("penstock-env.pex")
 _CLAIM_HELP = "Whether the savepoint becomes the job's own, which then deletes it. Default no_claim."
-_PACK_HELP = "The job: what it imports is packed, with Penstock and its installed extras."
+
+
+def job_file(help: str) -> Any:
+    return typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help=help)
+
 
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -93,9 +98,7 @@ Ship = Annotated[
 
 
 def run(
-    script: Annotated[
-        Path, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job to run.")
-    ],
+    script: Annotated[Path, job_file("The job to run.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Given to the job.")] = None,
     savepoint: FromSavepoint = None,
     allow_non_restored: AllowNonRestored = False,
@@ -218,7 +221,7 @@ def _ship(
 
 def pack(
     script: Annotated[
-        Path | None, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help=_PACK_HELP)
+        Path | None, job_file("The job: what it imports is packed, with Penstock and its installed extras.")
     ] = None,
     target: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = PACKED,
     more: Annotated[
@@ -238,6 +241,60 @@ def pack(
     facts = {"archive": str(packed.path), "megabytes": round(packed.path.stat().st_size / 1e6, 1)}
     facts |= {name: packed.manifest[name] for name in ("python", "platform")}
     Output.choose(as_json).record("Archive", {**facts, "packages": packed.packages, "submit": submit})
+
+
+_NOT_RUN = job_file("The job; it is not run.")
+
+
+def explain(script: Annotated[Path, _NOT_RUN], as_json: Json = False) -> None:
+    """Show the chain of each query, what each link promises and why, and the weakest."""
+    job, rows = program.load_job(script), []
+    for query, chain in job.chains().items():
+        for link in chain.links:
+            weakest = link is chain.weakest
+            rows.append({
+                "query": query, "link": link.kind, "name": link.name, "guarantee": str(link.guarantee),
+                "because": link.because, "weakest": weakest, "lift": link.lift if weakest else "",
+            })  # fmt: skip
+    output = Output.choose(as_json)
+    output.table("What the job gives", rows)
+    if job.settings.availability.cost:
+        output.line(job.settings.availability.cost)
+
+
+def check(script: Annotated[Path, _NOT_RUN], as_json: Json = False) -> None:
+    """Connect to every source and sink and verify what the job needs of them, writing nothing.
+
+    Exit status 1, with the error, where something cannot work; what is only unwise is listed.
+    """
+    output = Output.choose(as_json)
+    job = program.load_job(script)
+    for chain in job.chains().values():
+        job.require(chain)
+    findings = [{"name": finding.sink, "warning": finding.message} for finding in job.check()]
+    output.table("Works, but", findings) if findings or as_json else output.line("Everything the job needs is there.")
+
+
+def config(
+    script: Annotated[Path | None, job_file("A job, for what it says.")] = None,
+    define: Settings = None,
+    file: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Instead of penstock.yaml in this folder.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show every setting, its value, and where it came from: -D, code, file or default.
+
+    A job's file is loaded but not run, so only a Job at module level is seen.
+    """
+    from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
+    from penstock.config.resolve import resolve
+
+    if file is not None:
+        os.environ[FILE_VARIABLE] = str(file)
+    with using(Texts("-D", {**from_options().values, **parse_options(define)}), from_file()):
+        settings = resolve() if script is None else program.load_job(script).settings
+    Output.choose(as_json).table("Settings", settings.rows())
 
 
 def _start_detached(start: Start, *, as_json: bool) -> int:
@@ -279,10 +336,14 @@ def _start_error(entry: Entry | None, start: Start) -> PenstockError:
 
 def _detach(start: Start) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, writing to the run's log. Raises OSError."""
+    from penstock.ops.process.supervisor import python_command
+
     with Registry().open_log(start.id) as log:
         file = start.write()
         try:
-            command, env = program.supervisor_command(file, start), {**os.environ, "PYTHONUNBUFFERED": "1"}
+            # Only the file counts; the script is there for `ps`.
+            command = python_command(program.SUPERVISOR, str(file), start.script)
+            env = {**os.environ, "PYTHONUNBUFFERED": "1"}
             nothing = subprocess.DEVNULL
             return subprocess.Popen(command, stdin=nothing, stdout=log, stderr=log, env=env, start_new_session=True)
         except OSError:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from penstock.cli.program import Start
 from penstock.cli.run import parse_options, resolve_start
 from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.recovery import RESTORE_ID
@@ -25,7 +26,6 @@ from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailab
 from penstock.ops.process import lifeline
 from penstock.ops.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport, DriverRun, status_of
 from penstock.ops.process.registry import Entry, Registry, State
-from penstock.ops.process.start import Start
 from penstock.ops.process.supervisor import DriverEnd, Supervisor, classify_end
 from penstock.processes import mark
 
