@@ -11,7 +11,7 @@ import pytest
 
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
-from penstock.config.recovery import Recovery
+from penstock.config.operations import Recovery
 from penstock.engine.restore_point import LastRun
 from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints.restore import Restorer, RestoreResult

@@ -131,7 +131,7 @@ def run(
     The file runs as the main program. If it only defines one Job at module level and does not run it, it is run.
     """
     from penstock.config.levels import from_options
-    from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH
+    from penstock.config.operations import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH
 
     if detached and not supervise:
         raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
@@ -172,7 +172,7 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
     """What the run begins with, before the program has run: `given` on the command line, over the environment and the
     file. Wrong settings are an error now; notes about them are the job's to log. A restore gets its id here, once."""
     from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
-    from penstock.config.recovery import PATH, RESTORE_ID
+    from penstock.config.operations import PATH, RESTORE_ID
     from penstock.config.resolve import resolve
     from penstock.savepoints.restorable import require_path
 

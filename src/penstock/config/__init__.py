@@ -1,6 +1,6 @@
 """Options that a user sets in Python, in a file or by `-D`. Durations are seconds, or text such as `200ms` or `15min`.
 
-`checkpoints`, `state`, `restart_strategy`, `recovery` and `operations` declare them: an `Option` has a key, a default
+`checkpoints`, `state`, `restart_strategy` and `operations` declare them: an `Option` has a key, a default
 and a test that shows it. `levels` lists all of them and reads what each place sets, `resolve` combines the places.
 May import `storage` and what is below it.
 """

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.checkpoints import CHECKPOINT_OPTIONS, Checkpoints, contradiction_error
-from penstock.config.operations import AVAILABILITY_OPTIONS, LOG_OPTIONS, REST_OPTIONS
+from penstock.config.operations import AVAILABILITY_OPTIONS, LOG_OPTIONS, RECOVERY_OPTIONS, REST_OPTIONS
 from penstock.config.option import Option, Part
-from penstock.config.recovery import RECOVERY_OPTIONS
 from penstock.config.restart_strategy import RESTART_OPTIONS, RestartStrategy, options_of
 from penstock.config.state import STATE_OPTIONS, StateBackend
 from penstock.deadline import duration_text

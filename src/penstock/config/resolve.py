@@ -23,9 +23,8 @@ from penstock.config.levels import (
     read_code,
     read_texts,
 )
-from penstock.config.operations import Availability, Log, Rest
+from penstock.config.operations import Availability, Log, Recovery, Rest
 from penstock.config.option import Option, Part
-from penstock.config.recovery import Recovery
 from penstock.config.restart_strategy import RestartStrategy, build_strategy
 from penstock.config.state import PARTITIONS, PROVIDER, StateBackend, backend_of
 from penstock.errors import ConfigurationError

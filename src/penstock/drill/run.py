@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from penstock import failpoints
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import SparkLog
-from penstock.config.recovery import FORK_NAME, FORK_SUFFIX
+from penstock.config.operations import FORK_NAME, FORK_SUFFIX
 from penstock.drill import effects
 from penstock.engine.settlement import JobLedgers
 from penstock.events import FILE_VARIABLE

@@ -40,7 +40,7 @@ from penstock.storage.storage import same_place
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.config.recovery import Recovery
+    from penstock.config.operations import Recovery
     from penstock.contracts.plan import QueryPlan
     from penstock.events import Events
     from penstock.storage.tree import Tree

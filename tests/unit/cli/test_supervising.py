@@ -18,7 +18,7 @@ from py4j.protocol import Py4JNetworkError
 from penstock.cli.program import Start
 from penstock.cli.run import parse_options, resolve_start
 from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE
-from penstock.config.recovery import RESTORE_ID
+from penstock.config.operations import RESTORE_ID
 from penstock.config.resolve import resolve
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.engine.restarts import Restarts

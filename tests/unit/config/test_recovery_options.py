@@ -13,7 +13,7 @@ import pytest
 from penstock.cli import main as cli
 from penstock.cli import program
 from penstock.config import levels
-from penstock.config.recovery import Recovery
+from penstock.config.operations import Recovery
 from penstock.config.resolve import resolve
 from penstock.errors import ConfigurationError
 

@@ -14,9 +14,8 @@ from scripts.settings_table import BEGIN, END, insert_table, table
 from penstock.config import Checkpoints, StateBackend
 from penstock.config.levels import ALL as OPTIONS
 from penstock.config.levels import BY_KEY
-from penstock.config.operations import Availability, Log, Rest
+from penstock.config.operations import Availability, Log, Recovery, Rest
 from penstock.config.option import Option
-from penstock.config.recovery import Recovery
 from penstock.config.restart_strategy import RestartStrategy
 
 ROOT = Path(__file__).parents[3]

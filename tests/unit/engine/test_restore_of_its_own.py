@@ -13,7 +13,7 @@ import pytest
 from penstock.checkpoint.decision import Claim
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
-from penstock.config.recovery import Recovery
+from penstock.config.operations import Recovery
 from penstock.engine.restore_point import RestorePoint
 from penstock.errors import NotRestorable, SavepointError, Superseded
 from penstock.failpoints import InjectedFault, hooked

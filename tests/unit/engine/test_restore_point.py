@@ -11,7 +11,7 @@ import pytest
 
 from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.ledger import Ledger
-from penstock.config.recovery import Recovery
+from penstock.config.operations import Recovery
 from penstock.engine import restore_point as module
 from penstock.engine import settlement
 from penstock.engine.restore_point import Claim, LastRun, RestorePoint

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.config.recovery import Recovery
+from penstock.config.operations import Recovery
 from penstock.engine.restore_point import RestorePoint
 from penstock.errors import SavepointError, Superseded
 from penstock.storage.local import LocalStorage

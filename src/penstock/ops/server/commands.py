@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from penstock.config.levels import OPTIONS
-from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
+from penstock.config.operations import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, from_json
 from penstock.events import FILE_VARIABLE
 from penstock.ops.process.registry import ID, Entry
