@@ -1,4 +1,4 @@
-"""Time: a deadline that several steps share, work that repeats beside other work, and durations as users write them.
+"""Time: a deadline that several steps share, work beside other work, and durations as users write them.
 
     0.5   "500ms"   "10 min"   "1d"   "2 hours 30 minutes"   "PT15M"   "P1DT2H"
 
@@ -12,9 +12,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from penstock.errors import ConfigurationError
+
+_T = TypeVar("_T")
 
 _NAMES = {
     1e-9: ("ns", "nano", "nanosecond"),
@@ -67,6 +71,21 @@ def polling(name: str, seconds: float, look: Callable[[], bool]) -> Iterator[Non
     finally:
         over.set()
         thread.join()
+
+
+def beside(name: str, work: Callable[[], _T], thread: type[Any] = threading.Thread) -> Future[_T]:
+    """Run `work` once in a thread of this name: its own and not a pool's, as one that never returns must not keep the
+    process from ending."""
+    promise: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            promise.set_result(work())
+        except BaseException as error:
+            promise.set_exception(error)
+
+    thread(target=run, name=name, daemon=True).start()
+    return promise
 
 
 def seconds(value: float | str, name: str) -> float:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.spark.query import items
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -82,6 +84,5 @@ class WatermarkTracker:
 def watermark_nodes(plan: Any) -> Iterator[Any]:
     if plan.getClass().getSimpleName() == _NODE:
         yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from watermark_nodes(children.apply(index))
+    for child in items(plan.children()):
+        yield from watermark_nodes(child)

@@ -15,7 +15,7 @@ from penstock.contracts.source import EpochRead, Source
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.secrets import masked
 from penstock.sources.streams import stream_reader
-from penstock.spark.query import current_execution
+from penstock.spark.query import current_execution, items
 from penstock.storage.storage import Storage, local_path
 
 if TYPE_CHECKING:
@@ -216,9 +216,8 @@ def noted_files(notes: Storage, start: int, end: int) -> set[str]:
 def listed_files(spark: SparkSession) -> list[set[str]]:
     """The files that the epoch under way reads, by each file source in its plan; called inside `foreachBatch`."""
     jvm: Any = spark._jvm
-    leaves = current_execution(spark).lastExecution().logical().collectLeaves()
     files: list[set[str]] = []
-    for leaf in (leaves.apply(index) for index in range(leaves.size())):
+    for leaf in items(current_execution(spark).lastExecution().logical().collectLeaves()):
         if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
             continue
         relation = leaf.relation()

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
+from penstock.spark.query import Lineage, analysed, items
 from penstock.supply.pack import is_shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.streaming.readwriter import DataStreamReader
-
-    from penstock.spark.query import Lineage
 
 #: With this on, Spark keeps positions by the names of sources, in files of another format and in no order.
 EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
@@ -136,6 +135,5 @@ def _is_frame(given: Any) -> bool:
 
 def _formats(frame: DataFrame) -> tuple[str, ...]:
     """The names of the formats behind a frame; never their options, which may hold passwords."""
-    collected: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
-    leaves = [collected.apply(index) for index in range(collected.size())]
+    leaves = items(analysed(frame).collectLeaves())
     return tuple(dict.fromkeys(str(leaf.sourceName()) for leaf in leaves if leaf.isStreaming()))

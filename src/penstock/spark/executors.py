@@ -17,6 +17,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.deadline import beside
 from penstock.errors import ClusterUnavailable, ExecutorMismatch, PenstockError, from_json
 from penstock.spark.masters import is_local
 
@@ -140,20 +141,15 @@ def mismatch(happened: str) -> ExecutorMismatch:
 
 def _ask(context: Any, modules: Sequence[str]) -> list[Worker]:
     """One task for every core, in a thread of its own: a cluster without executors is not taken for a slow one."""
-    asked: Future[list[Worker]] = Future()
-
-    def run() -> None:
-        context.setJobGroup(_GROUP, "check that executors can do the job's work", interruptOnCancel=True)
-        try:
-            tasks = max(context.defaultParallelism, 2)
-            reports = context.parallelize(range(tasks), tasks).mapPartitions(_probe(modules)).collect()
-            asked.set_result([Worker(*report) for report in reports])
-        except BaseException as error:
-            asked.set_exception(error)
-
     from pyspark import InheritableThread
 
-    InheritableThread(target=run, daemon=True).start()
+    def run() -> list[Worker]:
+        context.setJobGroup(_GROUP, "check that executors can do the job's work", interruptOnCancel=True)
+        tasks = max(context.defaultParallelism, 2)
+        reports = context.parallelize(range(tasks), tasks).mapPartitions(_probe(modules)).collect()
+        return [Worker(*report) for report in reports]
+
+    asked = beside(_GROUP, run, InheritableThread)
     _await(asked, context)
     if (error := asked.exception()) is not None:
         raise mismatch_in(str(error)) or error

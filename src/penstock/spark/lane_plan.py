@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import RealTimeRefused
-from penstock.spark.query import columns_of, streams_of
+from penstock.spark.query import analysed, columns_of, items, streams_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,16 +95,14 @@ def lane_plan(frame: DataFrame, plan: QueryPlan, starting: Mapping[str, Any] | N
         return _with_positions(spark, _with_options(spark, leaf, options[uid]))
 
     # A query in SQL's `WITH` is analysed apart; here it goes where it is used.
-    analysed = spark._jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False).apply(
-        frame._jdf.queryExecution().analyzed()
-    )
+    inlined = spark._jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False).apply(analysed(frame))
     walk = _Walk(spark, plan.uid, stream)
-    carried = walk.run(analysed)
+    carried = walk.run(inlined)
     _refuse_shared_topics(plan.uid, options, starting or {})
-    if walk.joins or analysed.containsPattern(walk.patterns.PLAN_EXPRESSION()):
+    if walk.joins or inlined.containsPattern(walk.patterns.PLAN_EXPRESSION()):
         stand_in = _Walk(spark, plan.uid, lambda leaf: _with_positions(spark, _stand_in(spark, leaf)))
-        _refuse_physical(plan.uid, _frame(spark, stand_in.run(analysed))._jdf.queryExecution().sparkPlan())
-    if walk.multiplies and (what := walk.changes(analysed)):
+        _refuse_physical(plan.uid, _frame(spark, stand_in.run(inlined))._jdf.queryExecution().sparkPlan())
+    if walk.multiplies and (what := walk.changes(inlined)):
         happened = f"{what} in a plan in which one source row may give several rows (explode, join)"
         raise refusal(plan.uid, happened, "gives other rows in a restart, when some of them may be visible already")
     return LanePlan(_frame(spark, carried), tuple(options), walk.multiplies)
@@ -135,16 +133,16 @@ class _Walk:
         return self._aligned(plan, *self._carry(plan))
 
     def _aligned(self, before: Any, plan: Any, positions: list[Any]) -> Any:
-        return self._logical.Project(self._seq([*_items(before.output()), *positions]), plan)
+        return self._logical.Project(self._seq([*items(before.output()), *positions]), plan)
 
     def _carry(self, node: Any) -> tuple[Any, list[Any]]:
         """The node with positions in its output, and these three attributes."""
         name = str(node.getClass().getSimpleName())
-        children = _items(node.children())
+        children = items(node.children())
         self._nodes.append(node)
         if not children:
             plan = self._stream(node)
-            return plan, _items(plan.output())[-len(POSITIONS) :]
+            return plan, items(plan.output())[-len(POSITIONS) :]
         if name == "Join":
             return self._join(node, children)
         if name == "Union":
@@ -158,10 +156,10 @@ class _Walk:
             case "View":  # its output is its child's
                 return child, positions
             case "Project":
-                return self._logical.Project(self._seq([*_items(node.projectList()), *positions]), child), positions
+                return self._logical.Project(self._seq([*items(node.projectList()), *positions]), child), positions
             case "Expand":
-                rows = [self._seq([*_items(row), *positions]) for row in _items(node.projections())]
-                output = self._seq([*_items(node.output()), *positions])
+                rows = [self._seq([*items(row), *positions]) for row in items(node.projections())]
+                output = self._seq([*items(node.output()), *positions])
                 return self._logical.Expand(self._seq(rows), output, child), positions
         return node.withNewChildren(self._seq([child])), positions
 
@@ -182,7 +180,7 @@ class _Walk:
         if not all(child.isStreaming() for child in children):
             raise refusal(self._query, "a union with a frame that does not stream", "has no position for its rows")
         union = node.withNewChildren(self._seq([self._aligned(child, *self._carry(child)) for child in children]))
-        return union, _items(union.output())[-len(POSITIONS) :]
+        return union, items(union.output())[-len(POSITIONS) :]
 
     def _refused(self, node: Any, name: str) -> RealTimeRefused:
         if name == "Repartition":
@@ -233,7 +231,7 @@ def python_functions(frame: DataFrame) -> list[str]:
 
 def works_on_batches(frame: DataFrame) -> bool:
     """Whether a function of the program gets several rows at once, and may depend on which."""
-    return "MapIn" in str(frame._jdf.queryExecution().analyzed().toString())
+    return "MapIn" in str(analysed(frame).toString())
 
 
 def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
@@ -244,14 +242,14 @@ def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
 
 
 def _expressions(frame: DataFrame) -> Iterator[Any]:
-    plans, parts = [frame._jdf.queryExecution().analyzed()], list[Any]()
+    plans, parts = [analysed(frame)], list[Any]()
     while plans:
         plan = plans.pop()
-        plans += _items(plan.children())
-        parts += _items(plan.expressions())
+        plans += items(plan.children())
+        parts += items(plan.expressions())
     while parts:
         part = parts.pop()
-        parts += _items(part.children())
+        parts += items(part.children())
         yield part
 
 
@@ -259,20 +257,16 @@ def _kind(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
-def _items(seq: Any) -> list[Any]:
-    return [seq.apply(index) for index in range(seq.size())]
-
-
 def _find(node: Any, wanted: Callable[[Any], bool]) -> Any:
     """The innermost expression of an operator that is `wanted`, None where there is none. A part is wanted where
     something in it is."""
     if not wanted(node):
         return None
-    parts = _items(node.expressions())
+    parts = items(node.expressions())
     found = None
     while matching := [part for part in parts if wanted(part)]:
         found = matching[0]
-        parts = _items(found.children())
+        parts = items(found.children())
     return found
 
 
@@ -300,24 +294,24 @@ def _with_positions(spark: Any, plan: Any) -> Any:
     from pyspark.sql import functions as f
 
     columns = [f.col(name.removeprefix("__penstock_")).alias(name) for name in POSITIONS]
-    return _frame(spark, plan).select("*", *columns)._jdf.queryExecution().analyzed()
+    return analysed(_frame(spark, plan).select("*", *columns))
 
 
 def _stand_in(spark: Any, leaf: Any) -> Any:
     """A plan with the stream's columns over rows that Spark plans like a stream's, and need no broker."""
     from pyspark.sql import functions as f
 
-    java, attributes = spark._jvm, _items(leaf.output())
+    java, attributes = spark._jvm, items(leaf.output())
     text = f.col("id").cast("string")
     kinds = [str(attribute.dataType().sql()) for attribute in attributes]
     columns = [f.from_json(text, kind) if "<" in kind else text.cast(kind) for kind in kinds]
-    rows = spark.range(_MANY).select(*columns)._jdf.queryExecution().analyzed()
+    rows = analysed(spark.range(_MANY).select(*columns))
     nothing, seq = getattr(java.scala, "None$").__getattr__("MODULE$"), java.PythonUtils.toSeq
     renamed = [
         java.org.apache.spark.sql.catalyst.expressions.Alias(
             column, attribute.name(), attribute.exprId(), attribute.qualifier(), nothing, seq([])
         )
-        for column, attribute in zip(_items(rows.output()), attributes, strict=True)
+        for column, attribute in zip(items(rows.output()), attributes, strict=True)
     ]
     return java.org.apache.spark.sql.catalyst.plans.logical.Project(seq(renamed), rows)
 
@@ -332,7 +326,7 @@ def _refuse_physical(query: str, plan: Any) -> None:
 
 
 def _streaming_path(plan: Any) -> Iterator[Any]:
-    children = _items(plan.children())
+    children = items(plan.children())
     below = [node for child in children for node in _streaming_path(child)]
     if below or (str(plan.getClass().getSimpleName()) == "RangeExec" and int(plan.numElements()) == _MANY):
         yield plan

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from penstock.deadline import Deadline, beside
 from penstock.errors import CheckpointExpired, PenstockError, SparkUnresponsive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from penstock.deadline import Deadline
 
 log = logging.getLogger("penstock")
 
@@ -35,6 +34,17 @@ _PARALLELISM = ("spark.sql.leafNodeDefaultParallelism", "spark.sql.adaptive.coal
 _REPLAY_SECONDS = 60.0  # for another replay to be planned; one that failed before that is not waited for any longer
 
 _one_replay_at_a_time = threading.Lock()
+
+
+def items(seq: Any) -> list[Any]:
+    """Of a sequence of Scala's."""
+    return [seq.apply(index) for index in range(seq.size())]
+
+
+def analysed(frame: DataFrame) -> Any:
+    """The analysed plan, a JVM object."""
+    plan: Any = frame._jdf.queryExecution().analyzed()
+    return plan
 
 
 class RunningQuery:
@@ -94,21 +104,18 @@ def stream_options(execution: Any) -> list[dict[str, str]]:
             return dict(leaf.relation().options().asCaseSensitiveMap())
         return {}
 
-    leaves = execution.logicalPlan().collectLeaves()
-    return [options(leaf) for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
+    return [options(leaf) for leaf in items(execution.logicalPlan().collectLeaves()) if leaf.isStreaming()]
 
 
 def source_folders(spark: SparkSession) -> list[int]:
     """For each position, the number of its folder in `sources`. One stream that a plan holds twice, as in a union with
     itself, has two positions and one folder."""
     jvm: Any = spark._jvm
-    streams = current_execution(spark).sources()
     seen: dict[int, int] = {}
-    numbers = []
-    for index in range(streams.size()):
-        identity = int(jvm.java.lang.System.identityHashCode(streams.apply(index)))
-        numbers.append(seen.setdefault(identity, len(seen)))
-    return numbers
+    identities = (
+        int(jvm.java.lang.System.identityHashCode(each)) for each in items(current_execution(spark).sources())
+    )
+    return [seen.setdefault(identity, len(seen)) for identity in identities]
 
 
 class Lineage:
@@ -134,9 +141,7 @@ class Lineage:
 
 def streams_of(frame: DataFrame) -> Iterator[Any]:
     """The streams at the leaves of the analysed plan, from left to right. SQL's `WITH` refers to them by leaves."""
-    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
-    for index in range(leaves.size()):
-        leaf = leaves.apply(index)
+    for leaf in items(analysed(frame).collectLeaves()):
         if leaf.isStreaming() and leaf.getClass().getSimpleName() != "CTERelationRef":
             yield leaf
 
@@ -146,23 +151,22 @@ def marks_of(frame: DataFrame) -> dict[str, range]:
     marks: dict[str, range] = {}
 
     def walk(node: Any, first: int) -> int:
-        children, kind, end = node.children(), node.getClass().getSimpleName(), first
-        for index in range(children.size()):
-            end = walk(children.apply(index), end)
-        if not children.size():
+        children, kind, end = items(node.children()), node.getClass().getSimpleName(), first
+        for child in children:
+            end = walk(child, end)
+        if not children:
             return first + int(node.isStreaming() and kind != "CTERelationRef")
         if kind == "EventTimeWatermark":
             marks[node.nodeId().toString()] = range(first, end)
         return end
 
-    walk(frame._jdf.queryExecution().analyzed(), 0)
+    walk(analysed(frame), 0)
     return marks
 
 
 def columns_of(stream: Any) -> frozenset[int]:
     """The ids of a stream's columns, by which it is known wherever a plan uses it once."""
-    output = stream.output()
-    return frozenset(output.apply(column).exprId().id() for column in range(output.size()))
+    return frozenset(column.exprId().id() for column in items(stream.output()))
 
 
 def _identity(frame: DataFrame, stream: Any) -> int:
@@ -235,17 +239,7 @@ def callback_server(spark: SparkSession) -> Any:
 
 def _stop_beside(query: StreamingQuery, uid: str) -> Future[None]:
     """Have Spark stop the query, and so its tasks. In a thread: it returns only when the epoch's function has."""
-    ended: Future[None] = Future()
-
-    def stop() -> None:
-        try:
-            query.stop()
-            ended.set_result(None)
-        except BaseException as error:
-            ended.set_exception(error)
-
-    threading.Thread(target=stop, name=f"penstock-stop-{uid}", daemon=True).start()
-    return ended
+    return beside(f"penstock-stop-{uid}", query.stop)
 
 
 def give_up(query: StreamingQuery, uid: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.record import Alignment, PartitionCut
 from penstock.deadline import Deadline
+from penstock.spark.query import analysed, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -164,9 +165,8 @@ def _first_successes(status: SparkStatus, attempts: Sequence[Mapping[str, Any]])
 def operators_of(frame: DataFrame) -> list[dict[str, Any]]:
     """The operators of a query, from the sources on, by Spark's analysed plan: each one's name, and whether it keeps
     state. A join keeps state where both of its sides are streams. Runs no Spark job."""
-    tree: Any = frame._jdf.queryExecution().analyzed()
-    leaves = tree.collectLeaves()
-    streams = sum(leaves.apply(index).isStreaming() for index in range(leaves.size()))
+    tree = analysed(frame)
+    streams = sum(leaf.isStreaming() for leaf in items(tree.collectLeaves()))
     operators = []
     for line in str(tree.toString()).splitlines():
         match = _NODE.match(line)

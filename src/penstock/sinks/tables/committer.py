@@ -25,14 +25,15 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, SinkScope
+from penstock.deadline import Deadline, beside
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
@@ -51,12 +52,8 @@ from penstock.sinks.tables.target import (
 )
 from penstock.storage.tree import Tree
 
-if TYPE_CHECKING:
-    from penstock.deadline import Deadline
-
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
 _PAUSE = 0.02  # after a lost race or an error; doubled each time
 _LONGEST_PAUSE = 1.0
 _HINT_SECONDS = 5.0  # an epoch waits for it
@@ -71,7 +68,7 @@ class TableCommitter(Committer):
     def hints(self) -> Mapping[str, Any]:
         """The table's state now; without an answer each writer looks for itself."""
         if self._asked is None or self._asked.done():
-            self._asked = self._in_a_thread(self._look)
+            self._asked = beside("penstock-table-hints", self._look)
         asked = self._asked
         if not wait([asked], _HINT_SECONDS).done:
             log.warning("%s has not answered within %g s", self._target.where, _HINT_SECONDS)
@@ -88,20 +85,6 @@ class TableCommitter(Committer):
     def _look(self) -> Known | None:
         with self._lock:
             return self._target.look()
-
-    @staticmethod
-    def _in_a_thread(work: Callable[[], _T]) -> Future[_T]:
-        """In a thread of its own, not a pool's: one that never returns must not keep the process from ending."""
-        promise: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                promise.set_result(work())
-            except BaseException as error:
-                promise.set_exception(error)
-
-        threading.Thread(target=run, name="penstock-table-hints", daemon=True).start()
-        return promise
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         if not committables:
