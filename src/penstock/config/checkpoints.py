@@ -155,14 +155,6 @@ def contradiction_error(first: str, second: str, because: str) -> ConfigurationE
     return ConfigurationError(f"{first} contradicts {second}: {because}.", to_do="change one of the two.")
 
 
-_MODES = "tests/faults/test_modes.py::"
-_UNALIGNED = "tests/faults/test_unaligned.py::"
-_LIMITS = "tests/faults/test_checkpoint_limits.py::"
-_RETENTION = "tests/integration/test_retention.py::"
-_FINAL = "tests/integration/test_final_checkpoint.py::"
-_SETTINGS = "tests/unit/config/test_settings.py::"
-
-
 def _retention(text: str, name: str) -> Retention:
     """Flink's default, no externalized checkpoints, deletes on cancellation; here a failure never does."""
     if text.strip().lower().replace("-", "_") == "no_externalized_checkpoints":
@@ -186,84 +178,64 @@ _option = partial(option, "checkpoints", "Checkpoints({name}=…)")
 CHECKPOINT_OPTIONS = (
     _option(f"{_C}.interval", "interval", "0 ms", duration_text,
         "How often an epoch is cut. With 0 the next epoch is cut as soon as the previous one is complete; Flink takes"
-        " no checkpoints then.",
-        "tests/integration/test_settings_in_spark.py::test_an_interval_is_spark_s_trigger"),
+        " no checkpoints then."),
     _option(f"{_C}.mode", "mode", "exactly_once", partial(one_of, Mode),
-        "`exactly_once`, `at_least_once`, or `at_most_once`, which Flink does not have.",
-        f"{_MODES}test_exactly_once_neither_loses_nor_doubles", f"{_MODES}test_at_least_once_doubles_and_never_loses",
-        f"{_MODES}test_at_most_once_loses_and_never_doubles"),
+        "`exactly_once`, `at_least_once`, or `at_most_once`, which Flink does not have."),
     _option(f"{_C}.timeout", "timeout", "10 min", duration_text,
         "An epoch that is not prepared within this time is aborted at the sinks and counts as a failed checkpoint. The"
         " time starts when Spark hands the epoch over; what Spark computes earlier, such as the small side of a"
-        " broadcast join or whole stages with adaptive execution, does not count.",
-        f"{_LIMITS}test_a_checkpoint_that_takes_too_long_is_aborted_and_tried_again"),
+        " broadcast join or whole stages with adaptive execution, does not count."),
     _option(f"{_C}.min-pause", "min_pause", "0 ms", duration_text,
-        "The shortest pause between the end of one epoch and the work of the next. Implies one epoch at a time.",
-        f"{_LIMITS}test_a_pause_lies_between_two_checkpoints"),
+        "The shortest pause between the end of one epoch and the work of the next. Implies one epoch at a time."),
     _option(f"{_C}.max-concurrent-checkpoints", "max_concurrent", "1", whole,
-        "How many epochs may be in progress. Above 1, an epoch is prepared while the previous one commits.",
-        f"{_LIMITS}test_the_next_epoch_is_prepared_while_one_commits"),
+        "How many epochs may be in progress. Above 1, an epoch is prepared while the previous one commits."),
     _option(f"{_C}.tolerable-failed-checkpoints", "tolerable_failures", "0", whole,
-        "How many checkpoints in a row may fail before the job does.",
-        f"{_LIMITS}test_more_failures_than_tolerated_fail_the_job"),
+        "How many checkpoints in a row may fail before the job does."),
     _option(f"{_C}.unaligned.enabled", "unaligned", "false", boolean,
         "A checkpoint does not wait for a slow sink: its rows go into the in-flight log and are delivered later, in"
-        " order. Needs `exactly_once` and one epoch at a time.",
-        f"{_UNALIGNED}test_checkpoints_complete_while_the_sink_stands_still", aliases=(f"{_C}.unaligned",)),
+        " order. Needs `exactly_once` and one epoch at a time.", aliases=(f"{_C}.unaligned",)),
     _option(f"{_C}.aligned-checkpoint-timeout", "aligned_timeout", "0 ms", duration_text,
         "For unaligned checkpoints. Above 0, an epoch waits this long for the sink before its rows go into the log.",
-        f"{_UNALIGNED}test_checkpoints_complete_while_the_sink_stands_still", aliases=(f"{_C}.alignment-timeout",)),
+        aliases=(f"{_C}.alignment-timeout",)),
     _option(f"{_C}.externalized-checkpoint-retention", "retention", "retain_on_cancellation", _retention,
         "What `cancel` does with the checkpoints: `retain_on_cancellation` or `delete_on_cancellation`. Flink's default"
-        " `no_externalized_checkpoints` means the latter. A failed job always keeps them.",
-        f"{_RETENTION}test_delete_on_cancellation", f"{_RETENTION}test_retain_on_cancellation"),
+        " `no_externalized_checkpoints` means the latter. A failed job always keeps them."),
     _option(f"{_C}.num-retained", "num_retained", "1", whole,
-        "How many complete checkpoints are kept.",
-        f"{_RETENTION}test_num_retained", aliases=("state.checkpoints.num-retained",)),
+        "How many complete checkpoints are kept.", aliases=("state.checkpoints.num-retained",)),
     _option(f"{_C}.dir", "storage", "penstock-checkpoints", plain,
         "The folder of checkpoints and ledger: a path, a `file:` URI or any Hadoop URI. Each job has a folder of its"
         " name in it.",
-        "tests/integration/test_hadoop_storage.py::test_a_whole_job_on_it",
         aliases=("state.checkpoints.dir", "state.backend.fs.checkpointdir")),
     option("checkpoints", 'Checkpoints(storage="memory:")', f"{_C}.storage", "storage_kind", "filesystem", _storage,
         "`jobmanager` keeps checkpoints in memory, if the machine has a folder for that; they are lost when the process"
         " ends. `filesystem` uses the folder above.",
-        f"{_SETTINGS}test_storage_in_memory",
         aliases=("state.checkpoint-storage",)),
     _option(f"{_C}.savepoint-dir", "savepoint_dir", "", plain,
         "The default folder for savepoints. Unset: `_savepoints` in the checkpoint folder.",
-        f"{_SETTINGS}test_a_flink_file_as_it_is", aliases=("state.savepoints.dir",)),
+        aliases=("state.savepoints.dir",)),
     _option(f"{_C}.checkpoints-after-tasks-finish", "final_checkpoint", "true", boolean,
         "Whether the end of a bounded input commits a last epoch. Otherwise its rows wait for the next start.",
-        f"{_FINAL}test_without_a_final_checkpoint_the_end_is_neither_committed_nor_lost",
         aliases=(f"{_C}.checkpoints-after-tasks-finish.enabled",)),
     _option(f"{_C}.storage-is-shared", "storage_is_shared", "false", boolean,
         "Confirms that a path on the driver's machine is the same mounted folder on all workers. Otherwise such a path"
-        " is refused if tasks run on other machines.",
-        "tests/unit/job/test_shared_storage.py::test_a_path_of_one_machine_is_refused_where_tasks_run_on_others"),
+        " is refused if tasks run on other machines."),
     _option("penstock.latency", "latency", "0 ms", duration_text,
         "Above 0, queries of `job.write` that name no `latency` run in real time: their rows become visible about this"
         " often, and `execution.checkpointing.interval` (10 s unless set) is how often positions are recorded. See"
-        " [Real time](../how-to/real-time.md).",
-        "tests/integration/test_real_time.py::test_micro_batches_then_real_time_then_micro_batches"),
+        " [Real time](../how-to/real-time.md)."),
     _option("penstock.inflight.max-size", "inflight_limit", "1 gb", size_text,
-        "The size of the in-flight log above which the job slows down instead of filling the disk.",
-        f"{_UNALIGNED}test_the_log_is_limited"),
+        "The size of the in-flight log above which the job slows down instead of filling the disk."),
     _option("penstock.commit-timeout", "commit_timeout", "60 s", duration_text,
         "The deadline for sealing an epoch, and again for committing it. Choose more than a broker restart takes and"
-        " less than the transaction timeout.",
-        "tests/integration/test_bad_input.py::test_a_broker_that_dies_on_the_way"),
+        " less than the transaction timeout."),
     _option("penstock.abort-timeout", "abort_timeout", "30 s", duration_text,
-        "The deadline for aborting an epoch at the sinks.",
-        f"{_UNALIGNED}test_checkpoints_complete_while_the_sink_stands_still"),
+        "The deadline for aborting an epoch at the sinks."),
     _option("penstock.ledger.retained", "retained", "100", whole,
-        "The minimum number of decided epochs that the ledger keeps; at least 2. Recovery needs only the newest.",
-        "tests/unit/checkpoint/test_ledger.py::test_old_manifests_are_pruned_now_and_then"),
+        "The minimum number of decided epochs that the ledger keeps; at least 2. Recovery needs only the newest."),
     _option("penstock.ledger.trusted-schemes", "trusted_schemes", "", schemes,
         "Comma-separated schemes, besides local disks, `hdfs`, `s3a` and `s3`, that may hold the ledger. You confirm"
         " that a rename there is atomic and never overwrites; every start still tests it with racing creates. Also the"
-        " type of a mount (`nfs4`, …) that caches listings, if all drivers of the job always run on one machine.",
-        "tests/unit/checkpoint/test_ledger.py::test_storage_that_nobody_answers_for_is_refused"),
+        " type of a mount (`nfs4`, …) that caches listings, if all drivers of the job always run on one machine."),
 )  # fmt: skip
 
 

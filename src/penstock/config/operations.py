@@ -64,13 +64,11 @@ def lease_length(text: str, name: str) -> float:
 AVAILABILITY_OPTIONS = (
     option("availability", "penstock run --standby", STANDBY, "standby", "false", boolean,
         "Whether `penstock run` keeps a second driver ready, which takes over when the first one dies. It needs the"
-        " memory of another JVM and its Python workers: see [Failover](../how-to/failover.md).",
-        "tests/unit/ops/process/test_standby_keeper.py::test_a_standby_takes_over"),
+        " memory of another JVM and its Python workers: see [Failover](../how-to/failover.md)."),
     option("availability", "-D {key}=…", LEASE, "lease", "", lease_length,
         "How long a supervisor owns the job before a supervisor on another machine, with the same program and the same"
         " checkpoint storage, takes over from it. None: there is no other. See"
-        " [Failover](../how-to/failover.md#on-two-machines).",
-        "tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out"),
+        " [Failover](../how-to/failover.md#on-two-machines)."),
 )  # fmt: skip
 
 
@@ -90,10 +88,6 @@ class Rest:
     key: str | None = None
 
 
-_SERVER = "tests/unit/ops/server/test_server.py::"
-_ACCESS = "tests/unit/ops/server/test_access.py::"
-
-
 def _port(text: str, name: str) -> int:
     port = whole(text, name)
     if 0 <= port <= 65535:
@@ -109,31 +103,23 @@ _rest = partial(option, "rest", "-D {key}=…")
 
 REST_OPTIONS = (
     _rest("rest.bind-address", "bind_address", "127.0.0.1", plain,
-        "The address on which a running job listens for [commands](rest.md).",
-        f"{_SERVER}test_beyond_this_machine_every_request_needs_the_token"),
+        "The address on which a running job listens for [commands](rest.md)."),
     _rest("rest.address", "address", "", plain,
-        "The address that clients use, as written into the registry. Default: the bind address.",
-        f"{_SERVER}test_the_address_others_are_told"),
+        "The address that clients use, as written into the registry. Default: the bind address."),
     _rest("rest.port", "port", "0", _port,
-        "The port. With 0, or if the port is taken (with a warning), a free one is used. Flink's default is 8081.",
-        f"{_SERVER}test_a_port_that_is_taken_stops_no_job"),
+        "The port. With 0, or if the port is taken (with a warning), a free one is used. Flink's default is 8081."),
     _rest("penstock.control.enabled", "enabled", "true", boolean,
-        "Whether a running job listens for commands. Otherwise it reacts to signals only.",
-        f"{_SERVER}test_a_job_may_be_out_of_reach"),
+        "Whether a running job listens for commands. Otherwise it reacts to signals only."),
     _rest("penstock.control.hosts", "hosts", "", _names,
         "Comma-separated host names, such as a proxy's, that requests may use besides the addresses above, this"
-        " machine's name and `localhost`. Other requests are refused.",
-        f"{_SERVER}test_it_answers_only_to_its_own_names"),
+        " machine's name and `localhost`. Other requests are refused."),
     _rest("penstock.control.open-reads", "open_reads", "false", boolean,
         "Whether any user of this machine may read the job's progress without the token. Errors always need it, and so"
-        " does every request to a job that listens beyond this machine.",
-        f"{_SERVER}test_reading_may_be_open_but_never_shows_an_error"),
+        " does every request to a job that listens beyond this machine."),
     _rest("security.ssl.rest.certificate", "certificate", "", plain,
-        "A PEM file with the certificate of a running job and of `penstock ui`; both then serve HTTPS only.",
-        f"{_ACCESS}test_by_tls_where_there_is_a_certificate"),
+        "A PEM file with the certificate of a running job and of `penstock ui`; both then serve HTTPS only."),
     _rest("security.ssl.rest.key", "key", "", plain,
-        "A PEM file with the key, without a password. Default: the key is in the certificate's file.",
-        f"{_ACCESS}test_by_tls_where_there_is_a_certificate"),
+        "A PEM file with the key, without a password. Default: the key is in the certificate's file."),
 )  # fmt: skip
 
 
@@ -152,8 +138,7 @@ FORMAT = "penstock.log.format"
 LOG_OPTIONS = (
     option("log", "-D {key}=…", FORMAT, "format", "text", partial(one_of, LogFormat),
         "`json` logs one JSON object a line, with job, query, epoch and sink: see [Logs](logs.md). `text` leaves"
-        " logging as the program has set it up.",
-        "tests/unit/test_logs.py::test_the_setting_is_read_from_every_place"),
+        " logging as the program has set it up."),
 )  # fmt: skip
 
 Claim = Literal["claim", "no_claim"]
@@ -171,8 +156,6 @@ class Recovery:
     fork_name: str | None = None
     fork_suffix: str | None = None
 
-
-_RECOVERY = "tests/unit/config/test_recovery_options.py::"
 
 PATH, ALLOW = "execution.state-recovery.path", "execution.state-recovery.ignore-unclaimed-state"
 CLAIM = "execution.state-recovery.claim-mode"
@@ -221,26 +204,22 @@ def _suffix(text: str, name: str) -> str:
 
 
 _recovery = partial(option, "recovery")
-_HANDED = f"{_RECOVERY}test_what_run_hands_over"
 
 RECOVERY_OPTIONS = (
     _recovery("penstock run -s …", PATH, "path", "", _path,
         "A savepoint, or a retained checkpoint, that the job starts from instead of its own checkpoint.",
-        _HANDED, aliases=("execution.savepoint.path",)),
+        aliases=("execution.savepoint.path",)),
     _recovery("Job(allow_non_restored_state=…)", ALLOW, "allow_non_restored", "false", boolean,
         "Whether state that no query of the program uses may be left behind.",
-        _HANDED, aliases=("execution.savepoint.ignore-unclaimed-state",)),
+        aliases=("execution.savepoint.ignore-unclaimed-state",)),
     _recovery("penstock run --claim-mode …", CLAIM, "claim", "no_claim", _claim,
         "`no_claim`: the savepoint stays yours and is never needed again once the job runs. `claim`: it becomes the"
         " job's, which deletes it when it is no longer needed. Flink's `legacy` is refused.",
-        f"{_RECOVERY}test_claim_modes", aliases=("execution.savepoint-restore-mode",)),
+        aliases=("execution.savepoint-restore-mode",)),
     _recovery("penstock run -s …", RESTORE_ID, "restore_id", "", _restore_id,
-        "Set by `penstock run -s`, so that a restarted driver does not restore again. Do not set it yourself.",
-        _HANDED),
+        "Set by `penstock run -s`, so that a restarted driver does not restore again. Do not set it yourself."),
     _recovery("penstock run --fork …", FORK_NAME, "fork_name", "", _job_name,
-        "Replaces the job's name: a second job, from a savepoint or from its sources, runs beside the first.",
-        f"{_RECOVERY}test_a_fork_is_whole"),
+        "Replaces the job's name: a second job, from a savepoint or from its sources, runs beside the first."),
     _recovery("penstock run --suffix …", FORK_SUFFIX, "fork_suffix", "", _suffix,
-        "The suffix for the names of all topics, tables and folders that a fork writes.",
-        f"{_RECOVERY}test_a_fork_is_whole"),
+        "The suffix for the names of all topics, tables and folders that a fork writes."),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from penstock.errors import ConfigurationError
 Parser = Callable[[str, str], Any]
 """From text and the setting's name, for the error, to a value."""
 
+Keys = tuple[str, ...]
 Part = Literal["checkpoints", "state", "restart", "spark", "recovery", "availability", "rest", "log"]
 
 
@@ -27,8 +28,7 @@ class Option:
     default: str  # as one would write it in a file; empty where there is none
     parse: Parser
     meaning: str
-    shown_by: tuple[str, ...]
-    aliases: tuple[str, ...] = ()
+    aliases: Keys = ()
 
 
 def option(
@@ -39,11 +39,10 @@ def option(
     default: str,
     parse: Parser,
     meaning: str,
-    *shown_by: str,
     aliases: tuple[str, ...] = (),
 ) -> Option:
     """An `Option`; `python` has places for its key and its name."""
-    return Option(key, part, name, python.format(key=key, name=name), default, parse, meaning, shown_by, aliases)
+    return Option(key, part, name, python.format(key=key, name=name), default, parse, meaning, aliases)
 
 
 Kind = TypeVar("Kind", bound=StrEnum)

@@ -135,8 +135,6 @@ def _require(true: bool, argument: str, needed: str) -> None:
         raise ConfigurationError(f"{argument} is out of range for a restart strategy.", to_do=f"give {needed}.")
 
 
-_UNIT = "tests/unit/config/test_restart.py::"
-
 NONE, FIXED, RATE, EXPONENTIAL = "none", "fixed-delay", "failure-rate", "exponential-delay"
 _WORDS = {
     "none": NONE, "off": NONE, "disable": NONE,
@@ -154,48 +152,38 @@ def _type(text: str, name: str) -> str:
     return word
 
 
-def _option(strategy: str, key: str, name: str, default: str, parse: Parser, meaning: str, shown_by: str) -> Option:
+def _option(strategy: str, key: str, name: str, default: str, parse: Parser, meaning: str) -> Option:
     python = f"RestartStrategy.{strategy.replace('-', '_')}({name}=…)"
-    # The name alone would not do: two strategies have a `delay`.
-    return Option(
-        f"restart-strategy.{strategy}.{key}", "restart", f"{strategy}.{name}", python, default, parse, meaning,
-        (f"{_UNIT}{shown_by}",),
-    )  # fmt: skip
+    key, name = f"restart-strategy.{strategy}.{key}", f"{strategy}.{name}"  # two strategies have a `delay`
+    return Option(key, "restart", name, python, default, parse, meaning)
 
 
 RESTART_OPTIONS = (
     Option("restart-strategy.type", "restart", "type", "Job(restart=RestartStrategy.…)", EXPONENTIAL, _type,
         "`none` (also `off`, `disable`), `fixed-delay`, `failure-rate` or `exponential-delay`. What no restart can"
         " cure is never retried, whatever is set here.",
-        (f"{_UNIT}test_none", f"{_UNIT}test_what_no_retry_can_cure_is_not_retried"),
         ("restart-strategy",)),
-    _option(FIXED, "attempts", "attempts", "1", whole, "The maximum number of restarts.", "test_fixed_delay"),
-    _option(FIXED, "delay", "delay", "1 s", duration_text, "The pause before each.", "test_fixed_delay"),
+    _option(FIXED, "attempts", "attempts", "1", whole, "The maximum number of restarts."),
+    _option(FIXED, "delay", "delay", "1 s", duration_text, "The pause before each."),
     _option(RATE, "max-failures-per-interval", "max_failures", "1", whole,
-        "The maximum number of failures within the interval; one more ends the job.", "test_failure_rate"),
+        "The maximum number of failures within the interval; one more ends the job."),
     _option(RATE, "failure-rate-interval", "interval", "1 min", duration_text,
-        "The interval in which failures are counted.", "test_failure_rate"),
-    _option(RATE, "delay", "delay", "1 s", duration_text, "The pause before each restart.", "test_failure_rate"),
-    _option(
-        EXPONENTIAL, "initial-backoff", "initial", "1 s", duration_text, "The first pause.", "test_exponential_delay",
-    ),
-    _option(
-        EXPONENTIAL, "max-backoff", "maximum", "1 min", duration_text, "The longest pause.", "test_exponential_delay",
-    ),
+        "The interval in which failures are counted."),
+    _option(RATE, "delay", "delay", "1 s", duration_text, "The pause before each restart."),
+    _option(EXPONENTIAL, "initial-backoff", "initial", "1 s", duration_text, "The first pause."),
+    _option(EXPONENTIAL, "max-backoff", "maximum", "1 min", duration_text, "The longest pause."),
     _option(EXPONENTIAL, "backoff-multiplier", "multiplier", "1.5", number,
-        "The factor from one pause to the next.", "test_exponential_delay"),
+        "The factor from one pause to the next."),
     _option(EXPONENTIAL, "reset-backoff-threshold", "reset_after", "1 h", duration_text,
-        "A run of at least this length resets pause and count.", "test_a_run_that_lasted_starts_the_count_over"),
+        "A run of at least this length resets pause and count."),
     _option(EXPONENTIAL, "jitter-factor", "jitter", "0.1", number,
-        "The share of a pause by which it varies at random.", "test_jitter"),
+        "The share of a pause by which it varies at random."),
     _option(EXPONENTIAL, "attempts-before-reset-backoff", "attempts", "infinite", whole_or_infinite,
-        "The maximum number of restarts before a run is long enough to reset the count.",
-        "test_exponential_delay_gives_up"),
+        "The maximum number of restarts before a run is long enough to reset the count."),
     Option("penstock.restart.immediate-after", "restart", f"{EXPONENTIAL}.immediate_after",
         "RestartStrategy.exponential_delay(immediate_after=…)", "10 s", duration_text,
         "The restart after a run that lasted this long comes without a pause; the next after one twice as long, and so"
-        " on. Where `initial-backoff` is set, only if this is set as well. Flink always waits.",
-        (f"{_UNIT}test_after_a_run_that_lasted_the_first_restart_comes_at_once",)),
+        " on. Where `initial-backoff` is set, only if this is set as well. Flink always waits."),
 )  # fmt: skip
 
 

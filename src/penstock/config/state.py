@@ -119,10 +119,6 @@ def check_backend(recorded: Mapping[str, Any], session: Mapping[str, Any], *, qu
         )
 
 
-_BACKENDS = "tests/integration/test_state_backends.py::"
-_UNIT = "tests/unit/config/test_settings.py::"
-
-
 def _backend(text: str, name: str) -> Backend:
     """Flink's older `filesystem` and `jobmanager` kept state on the heap."""
     if text.strip().lower() in ("filesystem", "jobmanager"):
@@ -144,24 +140,20 @@ STATE_OPTIONS = (
     option("state", "StateBackend.…()", "state.backend.type", "kind", "hashmap", _backend,
         "`hashmap`: in the executors' memory, Spark's HDFSBackedStateStoreProvider. `rocksdb`: on their disks. A"
         " checkpoint of the other backend is refused.",
-        f"{_BACKENDS}test_each_backend_keeps_state", f"{_BACKENDS}test_the_other_backend_is_refused",
         aliases=("state.backend",)),
     _option("state.changelog.enabled", "changelog", "false", boolean,
         "RocksDB: an epoch writes its changes instead of RocksDB's files, as hashmap always does.",
-        f"{_BACKENDS}test_each_backend_keeps_state", aliases=("state.backend.changelog.enabled",)),
+        aliases=("state.backend.changelog.enabled",)),
     _option(f"{_MEMORY}.managed", "managed_memory", "true", boolean,
         "All RocksDBs of an executor share one bounded memory, Spark's 500 MB unless the next setting says otherwise."
-        " `false`: each has its own, without a bound.",
-        f"{_BACKENDS}test_each_backend_keeps_state"),
+        " `false`: each has its own, without a bound."),
     _option(f"{_MEMORY}.fixed-per-slot", "memory_limit", "", size_text,
-        "The size of that memory, for a whole executor (all of Flink's slots together).",
-        f"{_BACKENDS}test_each_backend_keeps_state"),
+        "The size of that memory, for a whole executor (all of Flink's slots together)."),
     _option(f"{_MEMORY}.write-buffer-ratio", "write_buffer_ratio", "0.5", ratio,
-        "The share of that memory for write buffers.", f"{_UNIT}test_settings_of_rocksdb"),
+        "The share of that memory for write buffers."),
     _option(f"{_MEMORY}.high-prio-pool-ratio", "high_priority_ratio", "0.1", ratio,
-        "The share of that memory for indexes and filters.", f"{_UNIT}test_settings_of_rocksdb"),
+        "The share of that memory for indexes and filters."),
     option("spark", 'Job(conf={{"{name}": …}})', "parallelism.default", PARTITIONS, "", _partitions,
         "Partitions of a shuffle, and so of state. Default: the cores of a local master, Spark's 200 on a cluster;"
-        " Flink has 1. A checkpoint keeps the number it began with.",
-        f"{_BACKENDS}test_parallelism_is_the_number_of_state_partitions"),
+        " Flink has 1. A checkpoint keeps the number it began with."),
 )  # fmt: skip
