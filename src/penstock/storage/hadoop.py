@@ -26,7 +26,6 @@ import os
 import posixpath
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -35,10 +34,10 @@ from urllib.parse import urlparse
 from penstock.errors import SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.naming import safe_name
-from penstock.progress import Counter, Progress, silent
+from penstock.progress import Progress, silent
 from penstock.storage.durable import sync
 from penstock.storage.storage import AlreadyExists, Storage, refused
-from penstock.storage.tree import AT_ONCE, StagedFile, Tree
+from penstock.storage.tree import StagedFile, Tree, side_by_side
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -217,7 +216,6 @@ class HadoopTree(Tree):
         return HadoopTree(HadoopStorage(self.storage.spark, f"{self.location}/{safe_name(name, self.location)}"))
 
     def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
-        counter = Counter(progress, "copying", len(names), "files")
         origin = self.storage.jvm.org.apache.hadoop.fs.Path(source.location)
         system = origin.getFileSystem(self.storage.conf)
         for name in {name.rpartition("/")[0] for name in names.values()}:
@@ -235,9 +233,7 @@ class HadoopTree(Tree):
                         target, lambda out: copy_bytes(stream, out, _BUFFER, False), overwrite=True
                     )
 
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-copy") as pool:
-            for _ in pool.map(copy, names.items()):
-                counter.add()
+        side_by_side(copy, names.items(), "copying", progress)
 
     def fetch(self, name: str, path: Path) -> None:
         with self.storage.errors(f"reading {self.location}/{name}"):
@@ -254,11 +250,7 @@ class HadoopTree(Tree):
             sync_closed(self.storage.jvm, self.storage.conf, self.storage.path(name))
 
     def sync_all(self, progress: Progress = silent) -> None:
-        names = self.files()
-        counter = Counter(progress, "syncing", len(names), "files")
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
-            for _ in pool.map(self.secure, names):
-                counter.add()
+        side_by_side(self.secure, self.files(), "syncing", progress)
 
     def digest(self, name: str) -> str:
         system, path = self.storage.system, self.storage.path(name)

@@ -13,7 +13,6 @@ import posixpath
 import secrets
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +22,7 @@ from penstock.naming import refuse_link, safe_name
 from penstock.progress import Counter, Progress, silent
 from penstock.storage.durable import ensure_folder, sync, sync_below, sync_file_system, syncs_as_one
 from penstock.storage.storage import AlreadyExists, Storage, storage_errors
-from penstock.storage.tree import AT_ONCE, StagedFile, Tree, checksum_file
+from penstock.storage.tree import StagedFile, Tree, checksum_file, side_by_side
 
 _IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")  # never rewritten under their name
 
@@ -254,11 +253,8 @@ class LocalTree(Tree):
             paths = [self._at(name) for name in self.files()]
             # Hadoop's checksums count as well: it refuses a file whose checksum is cut.
             paths += [crc for path in paths if (crc := path.with_name(checksum_file(path.name))).exists()]
-            counter = Counter(progress, "syncing", len(paths), "files")
             folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(self.root)}
-            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
-                for _ in pool.map(sync, paths):
-                    counter.add()
+            side_by_side(sync, paths, "syncing", progress)
             for folder in sorted(folders, reverse=True):
                 sync(folder)
             ensure_folder(self.root)

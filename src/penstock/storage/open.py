@@ -22,7 +22,12 @@ def storage_at(location: str, spark: SparkSession | None) -> Storage:
     if path is not None:
         return LocalStorage(path)
     if spark is None:
-        raise _through_spark_only(location)
+        raise ConfigurationError(
+            f"{location} can be reached through Spark only, and there is no session.",
+            safe="nothing was changed.",
+            to_do="give a path of this machine, or a mounted folder. Or run this where a Spark session is running:"
+            " penstock transactions starts one with --job JOB.py, and a Job or penstock.exactly_once has one.",
+        )
     from penstock.storage.hadoop import HadoopStorage
 
     return HadoopStorage(spark, location)
@@ -39,21 +44,7 @@ def is_own_disk(location: str, spark: SparkSession) -> bool:
 
 def tree_at(location: str, spark: SparkSession | None) -> Tree:
     """The tree at any location, for work on whole folders. Without a session only a local disk can be reached."""
-    if spark is not None:
-        return tree_of(storage_at(location, spark))
-    path = local_path(location)
-    if path is None:
-        raise _through_spark_only(location)
-    return LocalTree(path)
-
-
-def _through_spark_only(location: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{location} can be reached through Spark only, and there is no session.",
-        safe="nothing was changed.",
-        to_do="give a path of this machine, or a mounted folder. Or run this where a Spark session is running:"
-        " penstock transactions starts one with --job JOB.py, and a Job or penstock.exactly_once has one.",
-    )
+    return tree_of(storage_at(location, spark))
 
 
 def tree_of(storage: Storage) -> Tree:

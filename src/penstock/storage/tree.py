@@ -20,14 +20,16 @@ from __future__ import annotations
 import contextlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.errors import StorageFull
 from penstock.progress import Counter, Progress, silent
 from penstock.storage.storage import Storage, is_full
+
+_T = TypeVar("_T")
 
 AT_ONCE = 8  # copies, checksums and syncs of one tree that run in parallel
 
@@ -160,6 +162,14 @@ class Tree:
 
     def _refusal(self, what: str) -> io.UnsupportedOperation:
         return io.UnsupportedOperation(f"{type(self).__name__}.{what}")
+
+
+def side_by_side(work: Callable[[_T], object], items: Collection[_T], what: str, progress: Progress) -> None:
+    """`work` on each of these files, in parallel; `what` is being done, for the progress."""
+    counter = Counter(progress, what, len(items), "files")
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"penstock-{what}") as pool:
+        for _ in pool.map(work, items):
+            counter.add()
 
 
 def checksum_file(name: str) -> str:
