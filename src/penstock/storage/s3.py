@@ -17,15 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from penstock.errors import (
-    AccessDenied,
-    ConfigurationError,
-    CredentialsExpired,
-    MissingExtra,
-    PenstockError,
-    StorageFull,
-    SystemUnavailable,
-)
+from penstock import errors
 from penstock.naming import safe_name
 
 SCHEMES = frozenset({"s3", "s3a"})
@@ -59,7 +51,7 @@ def s3_address(path: str) -> str | None:
     if parts.scheme not in SCHEMES or "://" not in path:
         return None
     if not parts.netloc or "@" in parts.netloc:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{path} does not name a bucket and nothing else before its first slash.",
             to_do="write s3://bucket/folder; keys belong where the AWS libraries look for them, not in an address.",
         )
@@ -152,7 +144,7 @@ class S3Folder:
     def days_until_aborted(self) -> int | None:
         """The least number of days after which a rule of the bucket ends uploads in here; None where there is no such
         rule, or the bucket does not say."""
-        with contextlib.suppress(PenstockError), self._errors("reading the bucket's rules") as client:
+        with contextlib.suppress(errors.PenstockError), self._errors("reading the bucket's rules") as client:
             try:
                 rules = client.get_bucket_lifecycle_configuration(Bucket=self.bucket).get("Rules", ())
             except client.exceptions.ClientError:
@@ -183,7 +175,7 @@ class S3Folder:
             ours = translated(error, f"{what} in {self.location}")
             if ours is None:
                 raise
-            if isinstance(ours, CredentialsExpired):
+            if isinstance(ours, errors.CredentialsExpired):
                 with _lock:
                     _clients.pop((os.getpid(), self._endpoint, self._region), None)
             raise ours from error
@@ -211,7 +203,7 @@ def _connect(endpoint: str | None, region: str | None) -> Any:
         import boto3
         from botocore.config import Config
     except ImportError as error:
-        raise MissingExtra.of("S3", "s3", error) from error
+        raise errors.MissingExtra.of("S3", "s3", error) from error
     config = Config(
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,
@@ -235,7 +227,7 @@ def _meet(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 
 
-def translated(error: Exception, what: str) -> PenstockError | None:
+def translated(error: Exception, what: str) -> errors.PenstockError | None:
     """The error of ours; None for one that is neither S3's nor its library's."""
     from botocore import exceptions as library
 
@@ -244,7 +236,7 @@ def translated(error: Exception, what: str) -> PenstockError | None:
     if isinstance(error, (library.NoCredentialsError, library.PartialCredentialsError)):
         return _denied(error, what)
     if isinstance(error, (library.BotoCoreError, library.HTTPClientError)):
-        return SystemUnavailable(
+        return errors.SystemUnavailable(
             f"S3 could not be reached while {what}: {error}.",
             safe=_SAFE,
             to_do="see that the endpoint and region are right and answer; the job tries again by its restart strategy.",
@@ -252,9 +244,9 @@ def translated(error: Exception, what: str) -> PenstockError | None:
     return None
 
 
-def _of_code(code: str, error: Exception, what: str) -> PenstockError:
+def _of_code(code: str, error: Exception, what: str) -> errors.PenstockError:
     if code in _EXPIRED:
-        return CredentialsExpired(
+        return errors.CredentialsExpired(
             f"The keys for S3 have expired while {what}: {error}.",
             safe=_SAFE,
             to_do="renew them where the AWS libraries find them; the next try looks there again.",
@@ -262,24 +254,24 @@ def _of_code(code: str, error: Exception, what: str) -> PenstockError:
     if code in _DENIED:
         return _denied(error, what)
     if code == "NoSuchBucket":
-        return ConfigurationError(
+        return errors.ConfigurationError(
             f"There is no such bucket, while {what}.", safe=_SAFE, to_do="create the bucket, or name another."
         )
     if code in _FULL:
-        return StorageFull(
+        return errors.StorageFull(
             f"No space is left in the bucket while {what}: {error}.",
             safe=_SAFE,
             to_do="free space or raise the quota; the job goes on from the same positions.",
         )
-    return SystemUnavailable(
+    return errors.SystemUnavailable(
         f"S3 refused while {what}: {error}.",
         safe=_SAFE,
         to_do="nothing if it was busy for a moment: the job tries again by its restart strategy; else read its answer.",
     )
 
 
-def _denied(error: Exception, what: str) -> AccessDenied:
-    return AccessDenied(
+def _denied(error: Exception, what: str) -> errors.AccessDenied:
+    return errors.AccessDenied(
         f"S3 refused access while {what}: {error}.",
         safe=_SAFE,
         to_do="see that the AWS libraries find keys where the driver and the workers run, and that these may read, "

@@ -32,8 +32,6 @@ OTHERS = {
     ("ops/server/flink.py", "{}/checkpoints/details/{number}"): "an address of the REST interface",
     ("ops/server/commands.py", "{}/checkpoints"): "an address of the REST interface",
     ("ops/server/own.py", "{}/epochs"): "an address of the REST interface",
-    ("ops/server/own.py", "{}/state"): "an address of the REST interface",
-    ("ops/server/own.py", "{}/inflight"): "an address of the REST interface",
     ("ops/process/registry.py", ".local/state"): "a user's folder, as XDG names it",
     ("cli/jobs.py", "/jobs/{}/checkpoints"): "an address of the REST interface",
 }

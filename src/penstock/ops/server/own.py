@@ -59,6 +59,11 @@ class Remembered:
             self._lock.release()
 
 
+def of_run(name: str, answer: Callable[[Run], dict[str, Any]], *, secret: bool = False) -> Endpoint:
+    """A path whose answer the run alone decides."""
+    return Endpoint("GET", f"{RUN}/{name}", lambda request: answer(request.state.run), secret=secret)
+
+
 def own_endpoints(runs: Runs) -> list[Endpoint]:
     paths = OwnPaths(runs)
     return [
@@ -68,16 +73,18 @@ def own_endpoints(runs: Runs) -> list[Endpoint]:
         Endpoint("GET", f"{RUN}/epochs", epochs),
         Endpoint("GET", f"{RUN}/series", series),
         Endpoint("GET", f"{RUN}/alignment", alignment),
-        Endpoint("GET", f"{RUN}/state", state),
-        Endpoint("GET", f"{RUN}/inflight", inflight),
-        Endpoint("GET", f"{RUN}/restarts", restarts, secret=True),
-        Endpoint("GET", f"{RUN}/exceptions", exceptions, secret=True),
+        of_run("state", lambda run: {"operators": run.view.operators()}),
+        of_run("inflight", lambda run: {"sinks": run.view.inflight()}),
+        of_run(
+            "restarts", lambda run: {kind: run.view.notes(kind) for kind in ("restarts", "recoveries")}, secret=True
+        ),
+        of_run("exceptions", lambda run: {"exceptions": run.exceptions()}, secret=True),
         Endpoint("GET", f"{RUN}/settings", settings, secret=True),
         Endpoint("GET", f"{RUN}/log", log_tail, secret=True),
         Endpoint("GET", f"{RUN}/threads", threads, secret=True),
         Endpoint("GET", f"{RUN}/savepoints", savepoints, secret=True),
         Endpoint("GET", f"{RUN}/transactions", paths.transactions, secret=True),
-        Endpoint("GET", f"{RUN}/audit", audit, secret=True),
+        of_run("audit", lambda run: {"audit": read_audit(run.entry.id)}, secret=True),
         Endpoint("GET", f"{RUN}/events", events, secret=True),
     ]
 
@@ -148,22 +155,6 @@ def alignment(request: Request) -> dict[str, Any]:
     return {"alignment": None if record.alignment is None else asdict(record.alignment)}
 
 
-def state(request: Request) -> dict[str, Any]:
-    return {"operators": request.state.run.view.operators()}
-
-
-def inflight(request: Request) -> dict[str, Any]:
-    return {"sinks": request.state.run.view.inflight()}
-
-
-def restarts(request: Request) -> dict[str, Any]:
-    return {kind: request.state.run.view.notes(kind) for kind in ("restarts", "recoveries")}
-
-
-def exceptions(request: Request) -> dict[str, Any]:
-    return {"exceptions": request.state.run.exceptions()}
-
-
 def settings(request: Request) -> dict[str, Any]:
     described = request.state.run.describe()
     return {name: described.get(name) or [] for name in ("settings", "spark", "arguments")} | {
@@ -203,10 +194,6 @@ def savepoints(request: Request) -> dict[str, Any]:
         if (path := local_path(str(note["path"]))) is None or path.exists()
     ]
     return {"savepoints": notes}
-
-
-def audit(request: Request) -> dict[str, Any]:
-    return {"audit": read_audit(request.state.run.entry.id)}
 
 
 async def events(request: Request) -> Response:
