@@ -1,6 +1,6 @@
 """The model of a lane's owner in a task: what `LaneWriter.java` does, step by step. Tests compare its traces with it.
 
-`run_task` is a coroutine as `penstock.contracts.lane_protocol` has one for the driver, with the same actions and three
+`run_task` is a coroutine as `penstock.contracts.lanes` has one for the driver, with the same actions and three
 of its own. An exception thrown in (fenced, no broker, task killed) leaves without another action.
 
 A trace of the writer has one line for each action, in these words:
@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-from penstock.contracts import lane_protocol as lp
+from penstock.contracts import lanes as lp
 from penstock.contracts.lanes import Mark
 from penstock.errors import ReplayDiffers, SystemUnavailable
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from penstock.contracts import lane_protocol as lp
+from penstock.contracts import lanes as lp
 from penstock.contracts.lanes import Mark
 from penstock.errors import MarksLost, PenstockError, ReplayDiffers, Superseded, SystemUnavailable
 from tests.support import lane_model

@@ -1,7 +1,7 @@
 """A small world for the protocol of lanes: a broker, a ledger, and runs of a real-time query that come, stall and die.
 
 `Simulation.moves` says what may happen next in a given state, and checks it. The actors are drivers and tasks, driven
-by the real coroutine of `penstock.contracts.lane_protocol`, by the model of the task, or by broken variants.
+by the real coroutine of `penstock.contracts.lanes`, by the model of the task, or by broken variants.
 
 What may happen, and how few kinds of steps are enough for it:
 
@@ -38,7 +38,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from penstock.contracts import lane_protocol as lp
+from penstock.contracts import lanes as lp
 from penstock.contracts.lanes import Mark
 from penstock.engine import lanes
 from penstock.errors import MarksLost, NotRestorable, PenstockError, ReplayDiffers, Superseded

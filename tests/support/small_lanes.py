@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.contracts.lane_protocol import Owner
-from penstock.contracts.lanes import Lane, LaneClient, Mark, RealTimeSink
+from penstock.contracts.lanes import Lane, LaneClient, Mark, Owner, RealTimeSink
 from penstock.contracts.sink import SinkScope
 from penstock.engine.real_time import RealTimeRunner
 from penstock.errors import PenstockError, Superseded

@@ -1,7 +1,7 @@
 """The lanes of a query as the driver has them: where each begins, how far each is, and what a barrier notes of them.
 
 `LaneSet` is of one start of a real-time query. `end_lanes` is for whatever takes over from one: micro-batches, and a
-restore. The protocol of a single lane is in `contracts/lane_protocol.py`.
+restore. The protocol of a single lane is in `contracts/lanes.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.spark_log import LaneNote
-from penstock.contracts.lane_protocol import Owner
-from penstock.contracts.lanes import Lane, Mark, RealTimeSink
+from penstock.contracts.lanes import Lane, Mark, Owner, RealTimeSink
 from penstock.contracts.sink import SinkScope
 from penstock.engine.lanes import Known, begin, end, for_micro_batches
 from penstock.errors import PenstockError, PositionsLost, RealTimeRefused

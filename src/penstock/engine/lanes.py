@@ -1,6 +1,6 @@
 """Where the lanes of a real-time query begin and end: the driver's decisions, without I/O.
 
-`contracts/lane_protocol.py` has the steps of opening a lane (sinks carry them out, and import nothing from
+`contracts/lanes.py` has the steps of opening a lane (sinks carry them out, and import nothing from
 here). A run's driver does this, in this order:
 
 1. It registers a generation and recovers (`protocol.recover`): older runs write no epoch any more.
@@ -20,12 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.contracts.lane_protocol import marks_lost
-from penstock.contracts.lanes import Mark
+from penstock.contracts.lanes import Mark, marks_lost
 from penstock.errors import NotRestorable, Superseded
 
 if TYPE_CHECKING:
-    from penstock.contracts.lane_protocol import Owner
+    from penstock.contracts.lanes import Owner
 
 
 @dataclass(frozen=True, slots=True)

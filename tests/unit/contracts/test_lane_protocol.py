@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.contracts import lane_protocol as lp
+from penstock.contracts import lanes as lp
 from penstock.contracts.lanes import Mark, Opening
 from penstock.errors import MarksLost, ReplayDiffers, Superseded, SystemUnavailable
 from tests.support import lane_model

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from penstock.contracts.lane_protocol import Owner
-from penstock.contracts.lanes import Mark
+from penstock.contracts.lanes import Mark, Owner
 from penstock.engine.lanes import Known, begin, end, for_micro_batches
 from penstock.errors import MarksLost, NotRestorable, Superseded
 

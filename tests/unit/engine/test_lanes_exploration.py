@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.contracts import lane_protocol as lp
+from penstock.contracts import lanes as lp
 from penstock.contracts.lanes import Mark
 from penstock.engine import lanes
 from tests.support import lane_model

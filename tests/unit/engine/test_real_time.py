@@ -14,8 +14,7 @@ from penstock.checkpoint.spark_log import Barrier
 from penstock.config import Checkpoints
 from penstock.config.state import PARTITIONS
 from penstock.contracts.guarantees import Guarantee, engine_link
-from penstock.contracts.lane_protocol import Owner
-from penstock.contracts.lanes import Lane
+from penstock.contracts.lanes import Lane, Owner
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.engine.lane_set import LaneSet

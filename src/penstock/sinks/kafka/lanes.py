@@ -1,6 +1,6 @@
 """The driver's side of a Kafka sink's lanes: marks topics, opening lanes, following their marks.
 
-`LaneWriter.java` is a task's side. This one carries out `contracts/lane_protocol.py`. A lane's producer is used for one
+`LaneWriter.java` is a task's side. This one carries out `contracts/lanes.py`. A lane's producer is used for one
 transaction only: a request that the broker answers late finds the next owner's epoch, and ends nothing.
 """
 
@@ -12,9 +12,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from penstock.contracts.lane_protocol import Abort, Begin, Commit, Init, Owner, ReadMark, SendMark, SendOpening
-from penstock.contracts.lane_protocol import open_by_driver as opening
-from penstock.contracts.lanes import Lane, LaneClient, Mark, parse_record
+from penstock.contracts.lanes import (
+    Abort,
+    Begin,
+    Commit,
+    Init,
+    Lane,
+    LaneClient,
+    Mark,
+    Owner,
+    ReadMark,
+    SendMark,
+    SendOpening,
+    parse_record,
+)
+from penstock.contracts.lanes import open_by_driver as opening
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.kafka import errors, settings
@@ -23,7 +35,7 @@ from penstock.kafka.connections import describe_topics, librdkafka_admin, until_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.contracts.lane_protocol import Action
+    from penstock.contracts.lanes import Action
     from penstock.contracts.sink import SinkScope
     from penstock.sinks.kafka.sink import KafkaSink
 
