@@ -6,12 +6,10 @@ Plain values without I/O. The protocol gives them their meaning; the ledger make
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 MODULO = 1 << 64
 """Of the sum of hashes in a checksum; the number of their rule is above it, see `engine.checksum`."""

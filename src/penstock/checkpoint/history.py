@@ -22,18 +22,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.layout import FIRST, RESTORES, RESTORING, is_history, numbered, numbers, seal, unseal
 from penstock.errors import SavepointError
-from penstock.storage.storage import AlreadyExists
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from penstock.storage.storage import Storage
+from penstock.storage.storage import AlreadyExists, Storage
 
 _KEPT = 2
 _KINDS = {RESTORES: "restore", RESTORING: "restoring"}

@@ -32,12 +32,10 @@ import dataclasses
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # Versions. A change of meaning raises one, and readers keep reading the older ones.
 VERSION = 1  # of every sealed file

@@ -11,17 +11,15 @@ itself, see `penstock.ops.process.lease_rules`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerError
 from penstock.storage.storage import AlreadyExists, Storage, tidying
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _KIND = "lease"
 _KEEP = 20  # words: a process that lists and then reads must find what it has listed

@@ -18,17 +18,15 @@ import hashlib
 import re
 import secrets
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerCorrupt, LedgerError, StorageNotAtomic
 from penstock.storage.storage import PROBES, AlreadyExists, Storage, race, tidying
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _MANIFEST = re.compile(r"^(\d{10})\.g(\d{8,})\.json$")
 _NUMBERED = re.compile(r"^(\d{8,})\.json$")

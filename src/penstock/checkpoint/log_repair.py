@@ -18,22 +18,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.decision import CheckpointState, counts, honoured, next_epoch
+from penstock.checkpoint.decision import CheckpointState, DecisionId, counts, honoured, next_epoch
+from penstock.checkpoint.ledger import Ledger, Manifest
 from penstock.checkpoint.open import history_of, overwritten
 from penstock.checkpoint.spark_files import lost_state
-from penstock.checkpoint.spark_log import commit_text, state_format_of
+from penstock.checkpoint.spark_log import Barrier, SparkLog, commit_text, state_format_of
 from penstock.errors import StateLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from penstock.checkpoint.decision import DecisionId
-    from penstock.checkpoint.ledger import Ledger, Manifest
-    from penstock.checkpoint.spark_log import Barrier, SparkLog
 
 _STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
 _PARTITION = re.compile(r"^\d+$")

@@ -15,18 +15,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.layout import CHECKPOINTS, GLOBAL, known_fields, seal, unseal
 from penstock.errors import LedgerError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from penstock.checkpoint.decision import Committable
-    from penstock.storage.storage import Storage
+from penstock.storage.storage import Storage
 
 log = logging.getLogger("penstock")
 

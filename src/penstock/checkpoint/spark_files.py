@@ -20,18 +20,15 @@ import io
 import json
 import re
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.layout import QUERY_ID, SOURCE_IDS, SOURCES, STATE
 from penstock.checkpoint.spark_log import compact, join_offsets, split_offsets
 from penstock.errors import LedgerCorrupt, SavepointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from penstock.storage.storage import Storage
-    from penstock.storage.tree import Tree
+from penstock.storage.storage import Storage
+from penstock.storage.tree import Tree
 
 _VERSIONED = re.compile(r"^(?P<version>\d+)(?:_[0-9a-zA-Z-]+)*\.(?P<kind>delta|snapshot|zip|changelog)$")
 _WHOLE = ("snapshot", "zip")

@@ -11,22 +11,19 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from penstock import errors
 from penstock.checkpoint.decision import Claim, Committable, Decision, Outcome, WriterId
+from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.committers import Committers, refuse_lost_rows
+from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.logs import bound
-
-if TYPE_CHECKING:
-    from penstock.checkpoint.ledger import Ledger
-    from penstock.events import Events
-
 
 _T = TypeVar("_T")
 

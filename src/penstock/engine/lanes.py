@@ -18,13 +18,9 @@ generation, the query starts again, with a new generation.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from penstock.contracts.lanes import Mark, marks_lost
+from penstock.contracts.lanes import Mark, Owner, marks_lost
 from penstock.errors import NotRestorable, Superseded
-
-if TYPE_CHECKING:
-    from penstock.contracts.lanes import Owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,12 @@ Each coroutine returns what is visible, None if the epoch was skipped.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.engine.protocol import Failed, NotPrepared, PreCommit, Prepared
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
 
 
 @dataclass(frozen=True, slots=True)

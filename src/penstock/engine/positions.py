@@ -25,23 +25,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import completed
 from penstock.checkpoint.open import mismatch
+from penstock.checkpoint.spark_log import Barrier, SparkLog
+from penstock.contracts.plan import QueryPlan
 from penstock.errors import BarrierOverwritten, JobStopped, LedgerError
-from penstock.storage.storage import AlreadyExists
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from typing import Any
-
-    from penstock.checkpoint.ledger import Ledger
-    from penstock.checkpoint.spark_log import Barrier, SparkLog
-    from penstock.contracts.plan import QueryPlan
-    from penstock.storage.storage import Storage
+from penstock.storage.storage import AlreadyExists, Storage
 
 log = logging.getLogger("penstock")
 

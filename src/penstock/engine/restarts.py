@@ -12,16 +12,12 @@ import random
 import re
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import EpochError, PenstockError, PreCommitFailed, SparkUnresponsive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from penstock.config.restart_strategy import RestartStrategy
 
 _GAVE_UP = "_penstock_gave_up"
 

@@ -10,14 +10,11 @@ says None, "not known", upon which recovery proves an epoch by replay instead of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+from penstock.checkpoint.spark_log import Barrier
 from penstock.spark.query import items
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from penstock.checkpoint.spark_log import Barrier
 
 _NODE = "EventTimeWatermarkExec"
 _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"

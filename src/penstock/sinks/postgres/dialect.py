@@ -17,19 +17,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from penstock.contracts.sink import Leftover
+from penstock.checkpoint.decision import Committable
+from penstock.contracts.sink import Leftover, SinkScope
+from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
 from penstock.sinks.postgres.connection import OBJECT_IN_USE, UNDEFINED_OBJECT, Line, client, mapper
+from penstock.sinks.postgres.sink import PostgresSink
 from penstock.sinks.sql.dialect import Dialect, Proof, name_of
 from penstock.sinks.sql.tables import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
-
-if TYPE_CHECKING:
-    from penstock.checkpoint.decision import Committable
-    from penstock.contracts.sink import SinkScope
-    from penstock.deadline import Deadline
-    from penstock.sinks.postgres.sink import PostgresSink
 
 _POLL = 0.02
 _END = """

@@ -28,15 +28,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from penstock.checkpoint.decision import Committable
+from penstock.contracts.sink import Leftover, WriterScope
+from penstock.deadline import Deadline
+from penstock.sinks.sql.faults import ErrorMapper
 from penstock.sinks.sql.tables import is_staging
-
-if TYPE_CHECKING:
-    from penstock.checkpoint.decision import Committable
-    from penstock.contracts.sink import Leftover, WriterScope
-    from penstock.deadline import Deadline
-    from penstock.sinks.sql.faults import ErrorMapper
 
 MARKERS = "penstock_markers"
 SINKS = "penstock_sinks"
