@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.layout import FIRST, RESTORES, RESTORING, is_history, numbered, numbers, seal, unseal
+from penstock.checkpoint.layout import FIRST, RESTORES, RESTORING, is_history, numbered, numbers, read_sealed, seal
 from penstock.errors import SavepointError
 from penstock.storage.storage import AlreadyExists, Storage
 
@@ -124,12 +124,9 @@ class Histories:
         return [f"{uid}/{name}" for name in names if name not in begun or begun[name] < number]
 
     def _bodies(self, folder: str) -> list[tuple[int, dict[str, Any]]]:
-        bodies = []
-        for number in numbers(self._storage.list(folder)):
-            name = numbered(folder, number)
-            if (data := self._storage.read(name)) is not None:
-                bodies.append((number, unseal(_KINDS[folder], data, f"{self._storage.location}/{name}")))
-        return bodies
+        found = numbers(self._storage.list(folder))
+        bodies = ((number, read_sealed(self._storage, _KINDS[folder], numbered(folder, number))) for number in found)
+        return [(number, body) for number, body in bodies if body is not None]
 
     def _newest(self) -> int:
         """The highest number of a restore that is done, or was begun; 0 before the first."""

@@ -24,8 +24,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.layout import BACKLOG, DRAINED, INFLIGHT_VERSION, numbered, numbers, refuse_newer, seal, unseal
+from penstock.checkpoint.layout import BACKLOG, DRAINED, INFLIGHT_VERSION, numbered, numbers, refuse_newer, seal
 from penstock.errors import LedgerCorrupt, PreCommitFailed, StorageNotShared
 from penstock.storage.durable import ensure_folder
 from penstock.storage.open import task_tree
@@ -319,8 +320,5 @@ def drained_up_to(storage: Storage, folder: str) -> int:
 
 def read_entry(storage: Storage, folder: str, epoch: int) -> Entry | None:
     """What a sink's folder records of an epoch, None where it records nothing."""
-    name = numbered(f"{folder}/{BACKLOG}", epoch)
-    if (data := storage.read(name)) is None:
-        return None
-    body = unseal("backlog", data, f"{storage.location}/{name}")
-    return Entry(epoch, tuple(Committable(*fields) for fields in body["committables"]))
+    body = layout.read_sealed(storage, "backlog", numbered(f"{folder}/{BACKLOG}", epoch))
+    return None if body is None else Entry(epoch, tuple(Committable(*fields) for fields in body["committables"]))

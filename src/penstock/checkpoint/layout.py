@@ -36,6 +36,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+from penstock.storage.storage import Storage
 
 # Versions. A change of meaning raises one, and readers keep reading the older ones.
 VERSION = 1  # of every sealed file
@@ -193,6 +194,12 @@ def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(body, dict) or sealed.get("sha256") != _digest(_canonical(body)):
         raise _corrupt(where, "its checksum does not match its content")
     return body
+
+
+def read_sealed(storage: Storage, kind: str, name: str) -> dict[str, Any] | None:
+    """The body of a sealed file; None where there is none of that name."""
+    data = storage.read(name)
+    return None if data is None else unseal(kind, data, f"{storage.location}/{name}")
 
 
 def refuse_newer(where: str, version: int, known: int) -> None:

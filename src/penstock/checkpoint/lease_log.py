@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.layout import seal, unseal
+from penstock.checkpoint.layout import read_sealed, seal
 from penstock.errors import LedgerError
 from penstock.storage.storage import AlreadyExists, Storage, tidying
 
@@ -88,10 +88,9 @@ class LeaseLog:
             numbers = self._numbers()
             if not numbers:
                 return None
-            name = layout.numbered(layout.LEASE, numbers[-1])
-            data = self._storage.read(name)
-            if data is not None:
-                return Word.of(numbers[-1], unseal(_KIND, data, f"{self._storage.location}/{name}"))
+            body = read_sealed(self._storage, _KIND, layout.numbered(layout.LEASE, numbers[-1]))
+            if body is not None:
+                return Word.of(numbers[-1], body)
         raise LedgerError(  # it was renewed twenty times between a listing and a read, again and again
             f"The newest file of {self.location} is listed and cannot be read.",
             safe="nothing was started or stopped because of it.",

@@ -24,7 +24,7 @@ from typing import Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
-from penstock.checkpoint.layout import seal, unseal
+from penstock.checkpoint.layout import read_sealed, seal
 from penstock.errors import LedgerCorrupt, LedgerError, StorageNotAtomic
 from penstock.storage.storage import PROBES, AlreadyExists, Storage, race, tidying
 
@@ -307,8 +307,7 @@ class Ledger:
             self._storage.delete(f"{folder}/{number:08d}.json")
 
     def _body(self, kind: str, name: str) -> dict[str, Any] | None:
-        data = self._storage.read(name)
-        return None if data is None else unseal(kind, data, f"{self.location}/{name}")
+        return read_sealed(self._storage, kind, name)
 
 
 @dataclass(frozen=True, slots=True)

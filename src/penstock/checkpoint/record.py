@@ -259,9 +259,7 @@ def global_numbers(storage: Storage) -> list[int]:
 
 def read_global(storage: Storage, number: int) -> dict[str, Any] | None:
     """The record of a global checkpoint of a job, verified; None where there is none of that number."""
-    name = layout.numbered(GLOBAL, number)
-    data = storage.read(name)
-    return None if data is None else unseal("global", data, f"{storage.location}/{name}")
+    return layout.read_sealed(storage, "global", layout.numbered(GLOBAL, number))
 
 
 def _make(kind: type[_T], body: Mapping[str, Any], **made: Any) -> _T:

@@ -186,8 +186,7 @@ class Inputs:
     def _read(self) -> dict[str, dict[str, str]]:
         known: dict[str, dict[str, str]] = {}
         for number in layout.numbers(self._storage.list(layout.SOURCE_IDS)):
-            name = layout.numbered(layout.SOURCE_IDS, number)
-            if (data := self._storage.read(name)) is not None:
-                body = layout.unseal(_KIND, data, f"{self._storage.location}/{name}")
+            body = layout.read_sealed(self._storage, _KIND, layout.numbered(layout.SOURCE_IDS, number))
+            if body is not None:
                 known.setdefault(body["source"], {}).update(body["ids"])
         return known

@@ -28,6 +28,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.ledger import Ledger
 from penstock.errors import LedgerError, PenstockError
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ log = logging.getLogger("penstock")
 RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 _MIN_BATCHES = 2  # recovery looks at the epoch before the last
 _MARK = re.compile(r"^[0-9a-f]{12}\.json$")
-_NUMBERED = re.compile(r"^(\d+)\.json$")
 _IN_LEDGER = (f"{layout.LEDGER}/{name}" for name in (layout.EPOCHS, layout.CLAIMS, layout.PROBE))
 _OF_A_QUERY = (layout.INFLIGHT, layout.CHECKPOINTS, *_IN_LEDGER)
 
@@ -116,8 +116,8 @@ class JobFolder:
         for uid, generation in generations.items():
             if not generation:
                 return f"query {uid} has not run"
-            if self._newest(uid) > generation:
-                return f"generation {self._newest(uid)} of query {uid} has taken over"
+            if overtaken := self._overtaken(uid, generation):
+                return overtaken
             waiting = self._waiting(f"{uid}/{layout.INFLIGHT}")
             if waiting:
                 return f"{waiting} holds rows that are not delivered yet"
@@ -131,9 +131,9 @@ class JobFolder:
         histories = [name for name in self._storage.list(uid) if layout.is_history(name) and name != layout.FIRST]
         return [layout.FIRST, *histories, *_OF_A_QUERY]
 
-    def _newest(self, uid: str) -> int:
-        names = self._storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}")
-        return max((int(match[1]) for name in names if (match := _NUMBERED.match(name))), default=0)
+    def _overtaken(self, uid: str, generation: int) -> str:
+        newest = Ledger(self._trees.at(f"{uid}/{layout.LEDGER}").storage).newest_generation()
+        return f"generation {newest} of query {uid} has taken over" if newest > generation else ""
 
     def _waiting(self, folder: str, depth: int = 2) -> str:
         """The first backlog with something in it: `<query>/inflight/<id>/<sink>/backlog`."""
@@ -148,14 +148,13 @@ class JobFolder:
         known = set(layout.query_uids(self._storage.list(layout.QUERIES)))
         for uid in sorted(known | set(queries)):
             for part in self._parts(uid):
-                if uid in generations and self._newest(uid) > generations[uid]:
-                    return f"generation {self._newest(uid)} of query {uid} has taken over"
+                if uid in generations and (overtaken := self._overtaken(uid, generations[uid])):
+                    return overtaken
                 self._trees.delete(f"{uid}/{part}")
             self._storage.delete(f"{uid}/{layout.LEDGER}/{layout.IDENTITY}")
         for folder in (layout.GLOBAL, layout.RESTORES, layout.RESTORING):
-            for name in self._storage.list(folder):
-                if _NUMBERED.match(name):
-                    self._storage.delete(f"{folder}/{name}")
+            for number in layout.numbers(self._storage.list(folder)):
+                self._storage.delete(layout.numbered(folder, number))
         for uid in known:
             self._storage.delete(layout.query_file(uid))
         for folder in (layout.GLOBAL, layout.RESTORES, layout.RESTORING, layout.QUERIES):
