@@ -20,7 +20,7 @@ import contextlib
 import re
 import threading
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,6 @@ from penstock.storage.open import task_tree
 from penstock.storage.storage import AlreadyExists, Storage, local_path, storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
 
     from penstock.storage.tree import Tree

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.contracts.source import reader_name
+from penstock.contracts.source import Source, reader_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from pyspark.sql import DataFrame
 
     from penstock.checkpoint.spark_log import Barrier
     from penstock.contracts.guarantees import Link
     from penstock.contracts.sink import TwoPhaseSink
-    from penstock.contracts.source import Source
 
 
 class Outputs(Protocol):

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import MODULO as MODULO
+from penstock.checkpoint.decision import Committable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-    from penstock.checkpoint.decision import Committable
 
 HASH_COLUMN = "__penstock_hash"
 FLAT, NESTED, ARROW = 0, 1, 2

@@ -29,20 +29,18 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
 from penstock.checkpoint.record import global_numbers, read_global
-from penstock.config import Mode
+from penstock.config import Checkpoints, Mode
 from penstock.errors import LedgerError
 from penstock.sinks.kafka.sink import KafkaSink
 from penstock.sources.kafka import KafkaSource
-from penstock.storage.storage import AlreadyExists
+from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from penstock.config import Checkpoints
     from penstock.contracts.plan import QueryPlan, QueryProgress
     from penstock.engine.query import QueryRunner
     from penstock.events import Events
-    from penstock.storage.storage import Storage
 
 _HERE = {"localhost": "127.0.0.1"}
 

@@ -13,25 +13,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.checkpoint.inflight import Backlog, confirm, log_of, make_folder, with_prepared
 from penstock.checkpoint.layout import BACKLOG, DRAIN, LOGS
+from penstock.checkpoint.ledger import Ledger
+from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
+from penstock.engine.attempt import Gate
 from penstock.engine.drainer import Drainer, WriteTurn
 from penstock.engine.task import Route, Writing
 from penstock.errors import PenstockError, UidChanged
+from penstock.events import Events
 from penstock.failpoints import failpoint
-
-if TYPE_CHECKING:
-    from penstock.checkpoint.ledger import Ledger
-    from penstock.config import Checkpoints
-    from penstock.engine.attempt import Gate
-    from penstock.events import Events
-    from penstock.storage.storage import Storage
-
+from penstock.storage.storage import Storage
 
 Seal = Callable[[Sequence[Committable], Deadline], Sequence[Committable]]
 CommitAtSinks = Callable[[int, Sequence[Committable], Deadline], Mapping[WriterId, Outcome]]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.spark_log import LaneNote
-from penstock.contracts.lanes import Lane, Mark, Owner, RealTimeSink
+from penstock.checkpoint.spark_log import Barrier, LaneNote, SparkLog
+from penstock.contracts.lanes import Lane, LaneClient, Mark, Owner, RealTimeSink
 from penstock.contracts.sink import SinkScope
 from penstock.engine.lanes import Known, begin, end, for_micro_batches
 from penstock.errors import PenstockError, PositionsLost, RealTimeRefused
@@ -24,8 +24,6 @@ from penstock.failpoints import failpoint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.checkpoint.spark_log import Barrier, SparkLog
-    from penstock.contracts.lanes import LaneClient
     from penstock.contracts.plan import QueryPlan
 
 

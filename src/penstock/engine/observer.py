@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,18 +20,15 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.record import COMPLETE, FAILED, Alignment, CheckpointRecord, OperatorState, shares_of, tidy
 from penstock.deadline import Deadline
 from penstock.spark.status import measure
-from penstock.storage.storage import AlreadyExists
+from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.config import Checkpoints
     from penstock.engine.attempt import Attempt
     from penstock.events import Events
-    from penstock.storage.storage import Storage
 
 log = logging.getLogger("penstock")
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import STATE_FORMAT, Barrier
-from penstock.config import Mode
+from penstock.config import Checkpoints, Mode
 from penstock.config.state import PARTITIONS, PROVIDER
 from penstock.contracts.lanes import RealTimeSink
 from penstock.contracts.sink import Finding
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.config import Checkpoints
     from penstock.config.resolve import Settings
     from penstock.contracts.plan import QueryPlan
     from penstock.deadline import Deadline

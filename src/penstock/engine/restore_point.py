@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors
-from penstock.checkpoint.history import Histories
+from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.layout import FIRST, LEDGER, QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.checkpoint.ledger import Ledger
 from penstock.engine import protocol, settlement
@@ -31,11 +31,8 @@ from penstock.storage.open import tree_at, tree_of
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark.sql import SparkSession
 
-    from penstock.checkpoint.history import Restored
     from penstock.config.resolve import Settings
     from penstock.contracts.plan import QueryPlan
     from penstock.events import Events

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import QUERIES, query_uids
-from penstock.config import Retention
+from penstock.config import Checkpoints, Retention
 from penstock.contracts.plan import QueryPlan, reading
 from penstock.deadline import Deadline
 from penstock.engine.global_checkpoint import GlobalCheckpoints
@@ -33,7 +33,6 @@ from penstock.storage.open import storage_at, tree_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.config import Checkpoints
     from penstock.config.resolve import Settings
     from penstock.contracts.guarantees import Chain
     from penstock.contracts.sink import Finding, TwoPhaseSink

@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import SAVEPOINTS
-from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT
+from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, SparkLog
 from penstock.config.checkpoints import is_in_memory
 from penstock.config.option import one_of
 from penstock.deadline import Deadline
@@ -37,7 +37,6 @@ from penstock.storage.storage import local_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.checkpoint.spark_log import SparkLog
     from penstock.config import Checkpoints
     from penstock.engine.coordinator import Coordinator
     from penstock.engine.global_checkpoint import GlobalCheckpoints

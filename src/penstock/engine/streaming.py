@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
-from penstock.contracts.sink import SinkScope
+from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.contracts.source import EpochRead
 from penstock.engine.checksum import rule_for, rules_of, with_hashes
 from penstock.engine.output_jobs import Jobs, Planned, planned_task
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.spark_log import SparkLog
     from penstock.contracts.plan import Outputs, QueryPlan
-    from penstock.contracts.sink import TwoPhaseSink
     from penstock.engine.coordinator import Coordinator
     from penstock.engine.protocol import Replay
 
