@@ -235,6 +235,7 @@ _PROTOCOL = [
         (drainer._DrainRun, "refuse_superseded", lambda self: None),
     ),
     _drain("a drainer that is stopped at once sweeps nothing", (drainer.Drainer, "_work", _ends_before_it_begins)),
+    _drain("a drainer closes nothing by itself", (drainer.Drainer, "_work", lambda self: self._loop())),
     _drain("the drainer does not say which rows are lost", (drainer.Drainer, "_refuse_lost_rows", lambda *_: None)),
     _drain("the log is removed before the mark", (drainer.Drainer, "_finish", _forget_then_mark)),
     _drain("an epoch is forgotten before it is delivered", (drainer.Drainer, "_deliver", _finish_then_deliver)),
@@ -355,6 +356,7 @@ _OF_SINKS = [
         _judged(lambda p, d, told: Outcome.LOST if d.started < p["started"] and d.state != "NotFound" else told),
         ("kafka",),
     ),
+    _sink("Kafka: a former coordinator's answer is sealed", ("kafka",), (kafka, "_follows", lambda *_: True)),
     _sink(
         "Kafka: what another process sealed is committed unseen",
         ("kafka",),
@@ -445,9 +447,11 @@ SPARE = {
 #: Chance comes to a history that shows these too seldom. Each has a story, and is looked for there.
 _TOLD = {
     "Kafka: an answer of a former coordinator is believed": "what a former coordinator does not know is not lost",
+    "Kafka: a former coordinator's answer is sealed": "what a former coordinator calls open is not sealed",
     "a start believes Spark's note of the query's id": "a note written over under a decided epoch is recognised",
     "Kafka: a producer that is not sure is used again": "a producer that sent an end again is not used again",
     "SQL: a database that does not know the sink has lost nothing": "a replica that does not know the sink has lost it",
+    "a drainer closes nothing by itself": "a drainer that is left behind closes what it opens",
     "the drainer does not say which rows are lost": "rows that are lost after their log was removed have a name",
 }
 

@@ -110,6 +110,30 @@ def _an_ending_that_was_sent_again() -> Histories:
                 yield Setup(("kafka",), rows=8), [Fault(1, nth, "twice", at, late)]
 
 
+def _a_former_coordinator_is_sealed() -> Histories:
+    """The coordinators moved while the drainer committed an epoch. Its producer was used again, and the seal of that
+    epoch was answered by the former coordinator: it called the transaction before open, under the same producer id and
+    epoch. Sealed with its start, the rows counted as committed when their own, later start was seen; a sweep aborted
+    them."""
+    for rows in (8, 12):
+        for quantum in (3, 9):
+            for commit in range(1, 7):
+                for size in (3, 4):
+                    moved = Fault(1, commit, "failover", "commit", size)
+                    yield Setup(("kafka",), "concurrent", rows=rows, quantum=quantum), [moved]
+
+
+def _a_drainer_that_outlives_its_driver() -> Histories:
+    """A drainer stood still in a request for longer than its driver waited for it in the end. When it woke, it opened
+    a new session in place of the one that was closed meanwhile, and left that open for as long as the process lived."""
+    for sink in ("staged", "postgres"):
+        for quantum in (1, 3):
+            for at in ("fence", "connect", "sql"):
+                for nth in range(1, 7):
+                    done = Fault(1, 2, "killed", "spark-commits")
+                    yield Setup((sink,), "timeout", rows=5, quantum=quantum), [done, Fault(2, nth, "stall", at, 30)]
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
@@ -121,6 +145,8 @@ STORIES = {
     "a late registration of its own is no newer run": _registered_while_it_starts_again,
     "rows that are lost after their log was removed have a name": _lost_after_the_log_was_removed,
     "what a former coordinator does not know is not lost": _a_former_coordinator_answers,
+    "a drainer that is left behind closes what it opens": _a_drainer_that_outlives_its_driver,
+    "what a former coordinator calls open is not sealed": _a_former_coordinator_is_sealed,
     "a producer that sent an end again is not used again": _an_ending_that_was_sent_again,
 }
 
