@@ -182,8 +182,7 @@ class Drainer:
         self._turn.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
-        # One that waits for a sink that does not answer is a zombie like any other when it wakes, and fenced.
-        if not self._thread.is_alive():
+        if not self._thread.is_alive():  # else a sink does not answer: when it wakes it is a zombie, and fenced
             self._close()
 
     def _close(self) -> None:

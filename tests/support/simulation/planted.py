@@ -228,6 +228,7 @@ _PROTOCOL = [
     ),
     Bug("what a first epoch left is removed without a fence", lambda: [(SparkLog, "begin_anew", _unfenced)]),
     Bug("the ledger does not sync", lambda: [(played.DiskStorage, "create", _no_sync_then_link)]),
+    Bug("no state is kept", lambda: [(coordinator, "keep_state", lambda *_: None)]),
     Bug("the ledger's create replaces", lambda: [(played.DiskStorage, "create", _decides_over)]),
     _drain("the drainer does not read the backlog again", (drainer.Drainer, "_look", _look_without_reload)),
     _drain(
@@ -451,6 +452,7 @@ _TOLD = {
     "a start believes Spark's note of the query's id": "a note written over under a decided epoch is recognised",
     "Kafka: a producer that is not sure is used again": "a producer that sent an end again is not used again",
     "SQL: a database that does not know the sink has lost nothing": "a replica that does not know the sink has lost it",
+    "no state is kept": "state that a superseded driver wrote over is put back",
     "a drainer closes nothing by itself": "a drainer that is left behind closes what it opens",
     "the drainer does not say which rows are lost": "rows that are lost after their log was removed have a name",
 }

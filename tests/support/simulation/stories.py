@@ -134,6 +134,17 @@ def _a_drainer_that_outlives_its_driver() -> Histories:
                     yield Setup((sink,), "timeout", rows=5, quantum=quantum), [done, Fault(2, nth, "stall", at, 30)]
 
 
+def _state_written_over_before_the_power_fails() -> Histories:
+    """A driver stood still before it wrote the state of an epoch, and woke up when the next one had decided that epoch.
+    What it wrote over the synced state was not synced; the power took it, and no start came up again."""
+    for sink in ("s3", "files"):
+        for quantum in (1, 3):
+            for still in range(116, 136, 4):
+                for cut in range(130, 150, 2):
+                    faults = [Fault(1, 1, "pause", "spark-state", still), Fault(2, cut, "power")]
+                    yield Setup((sink,), stateful=True, rows=8, quantum=quantum), faults
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
@@ -146,6 +157,7 @@ STORIES = {
     "rows that are lost after their log was removed have a name": _lost_after_the_log_was_removed,
     "what a former coordinator does not know is not lost": _a_former_coordinator_answers,
     "a drainer that is left behind closes what it opens": _a_drainer_that_outlives_its_driver,
+    "state that a superseded driver wrote over is put back": _state_written_over_before_the_power_fails,
     "what a former coordinator calls open is not sealed": _a_former_coordinator_is_sealed,
     "a producer that sent an end again is not used again": _an_ending_that_was_sent_again,
 }

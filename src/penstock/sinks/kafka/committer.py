@@ -109,10 +109,9 @@ class KafkaCommitter(Committer):
             )
         gone = {name: d for name, d in states.items() if not (d.open and _follows(named[name].payload, d))}
         if gone:
-            name, described = next(iter(gone.items()))
+            name, d = next(iter(gone.items()))
             raise PreCommitFailed(
-                f"{len(gone)} of {len(named)} prepared Kafka transactions are not open: {name} is {described.state},"
-                f" begun at {described.started}; its producer's last one began at {named[name].payload.get('after')}.",
+                f"{len(gone)} of {len(named)} Kafka transactions are not open: {name} is {d.state} since {d.started}.",
                 to_do="if this repeats, raise the sink's transaction_timeout above the time an epoch takes.",
             )
         sealed = []
@@ -164,7 +163,6 @@ class KafkaCommitter(Committer):
         named = {_id(c): c for c in committables if _id(c)}
         if not named:
             return
-        # What has an earlier start is a former coordinator's memory: ours may well be open.
         since = {name: c.payload["started"] for name, c in named.items() if "started" in c.payload}
         states = self._client.describe(named, deadline, since)
         endings = [

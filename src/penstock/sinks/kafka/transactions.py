@@ -31,6 +31,8 @@ _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.N
 SILENT = -1000
 _LOG = "__transaction_state"
 _DEFAULT_PARTITIONS = 50
+Starts = Mapping[str, int]  # of transactions, by id
+_ANY: Starts = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,8 @@ class TransactionClient:
         self._coordinators: dict[str, int] = {}
         self._log_partitions = 0
 
-    def describe(
-        self, ids: Iterable[str], deadline: Deadline, since: Mapping[str, int] = MappingProxyType({})
-    ) -> Mapping[str, Described]:
-        """The state of each id; without those that could not be asked in time. A transaction that began before `since`
-        is what a former coordinator remembers: it is asked again."""
+    def describe(self, ids: Iterable[str], deadline: Deadline, since: Starts = _ANY) -> Mapping[str, Described]:
+        """The state of each id, begun at `since` or later; without those that could not be asked in time."""
         waiting = list(dict.fromkeys(ids))
         states: dict[str, Described] = {}
         for pause in _pauses(deadline):
@@ -128,7 +127,7 @@ class TransactionClient:
                 for state in getattr(answer, "transaction_states", ()):
                     if state.error_code == 0:
                         if 0 <= state.transaction_start_time_ms < since.get(state.transactional_id, 0):
-                            continue
+                            continue  # what a former coordinator remembers
                         states[state.transactional_id] = Described(
                             state.transaction_state,
                             state.producer_id,
@@ -237,9 +236,7 @@ class TransactionClient:
                     pending, asked = set(living), living
         raise errors.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
-    def fence(
-        self, ids: Collection[str], deadline: Deadline, since: Mapping[str, int] = MappingProxyType({})
-    ) -> Collection[str]:
+    def fence(self, ids: Collection[str], deadline: Deadline, since: Starts = _ANY) -> Collection[str]:
         """Abort the open transactions of `ids` and bump their epochs, so that a surviving writer can do nothing more.
         Returns those not fenced by the deadline. `since` is that of `describe`.
 
