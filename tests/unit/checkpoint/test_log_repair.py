@@ -8,6 +8,7 @@ import json
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -746,8 +747,8 @@ def test_state_is_kept_in_the_first_epoch_of_each_run_with_its_checksum(tmp_path
     query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop", stateful=True)
     body = query._body
 
-    def with_checksum(frame: object, outputs: EpochOutputs) -> None:
-        body(frame, outputs)
+    def with_checksum(_: Any, outputs: EpochOutputs) -> None:
+        body(_, outputs)
         query.write(f"state/0/0/.{outputs.epoch + 1}.delta.crc", "crc")
         query.write(f"state/0/0/{outputs.epoch + 1}.other", "no state")
 
