@@ -446,6 +446,12 @@ def test_a_seal_believes_only_what_began_after_its_producers_last_transaction(st
         sealed(fake, part)
 
 
+def test_the_first_transaction_of_a_producer_follows_none() -> None:
+    part = committable(0)
+    fake = Fake({part.payload["transactional_id"]: Described("Ongoing", P, E, 0)})
+    assert sealed(fake, part)[1][0].payload["started"] == 0
+
+
 def test_what_was_aborted_unsealed_is_hinted_only_with_a_start_that_is_its_own() -> None:
     parts = [committable(0, after=S), committable(1, after=S - 1), committable(2)]
     fake = opened(*parts)
