@@ -337,6 +337,18 @@ _PARKED = pool._ended
 _RECEIPTS = files.Receipts.names
 
 
+def _as_unsealed(real: Callable[..., None]) -> Callable[..., None]:
+    def abort(self: Any, committables: Sequence[Any], deadline: Any) -> None:
+        payloads = ({key: value for key, value in each.payload.items() if key != "started"} for each in committables)
+        real(
+            self,
+            [replace(each, payload=payload) for each, payload in zip(committables, payloads, strict=True)],
+            deadline,
+        )
+
+    return abort
+
+
 def _sink(name: str, sinks: tuple[str, ...], *changes: Change) -> Bug:
     return Bug(name, lambda: list(changes), sinks)
 
@@ -356,6 +368,11 @@ _OF_SINKS = [
         "Kafka: an answer of a former coordinator is believed",
         _judged(lambda p, d, told: Outcome.LOST if d.started < p["started"] and d.state != "NotFound" else told),
         ("kafka",),
+    ),
+    _sink(
+        "Kafka: a producer whose decided rows were aborted is used again",
+        ("kafka",),
+        (kafka.KafkaCommitter, "abort", _as_unsealed(kafka.KafkaCommitter.abort)),
     ),
     _sink("Kafka: a former coordinator's answer is sealed", ("kafka",), (kafka, "_follows", lambda *_: True)),
     _sink(
@@ -448,6 +465,8 @@ SPARE = {
 #: Chance comes to a history that shows these too seldom. Each has a story, and is looked for there.
 _TOLD = {
     "Kafka: an answer of a former coordinator is believed": "what a former coordinator does not know is not lost",
+    "Kafka: a producer whose decided rows were aborted is used again": "what waits in the log is not proven by a later"
+    " transaction",
     "Kafka: a former coordinator's answer is sealed": "what a former coordinator calls open is not sealed",
     "a start believes Spark's note of the query's id": "a note written over under a decided epoch is recognised",
     "Kafka: a producer that is not sure is used again": "a producer that sent an end again is not used again",

@@ -145,6 +145,18 @@ def _state_written_over_before_the_power_fails() -> Histories:
                     yield Setup((sink,), stateful=True, rows=8, quantum=quantum), faults
 
 
+def _aborted_while_it_waits_in_the_log() -> Histories:
+    """A part of an epoch was lost, so the drainer aborted what the next ones had prepared, to write them later. Their
+    producers were used again. After a takeover the broker named a later transaction of theirs, which counted as proof
+    that the aborted one had been committed, and the log was removed."""
+    for rows in (8, 12):
+        for quantum in (7, 9, 11):
+            for commit in (1, 2):
+                for call in range(280, 350, 10):
+                    faults = [Fault(1, commit, "lapse", "commit"), Fault(2, call, "pause")]
+                    yield Setup(("postgres", "kafka"), "concurrent", rows=rows, quantum=quantum), faults
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
@@ -158,6 +170,7 @@ STORIES = {
     "what a former coordinator does not know is not lost": _a_former_coordinator_answers,
     "a drainer that is left behind closes what it opens": _a_drainer_that_outlives_its_driver,
     "state that a superseded driver wrote over is put back": _state_written_over_before_the_power_fails,
+    "what waits in the log is not proven by a later transaction": _aborted_while_it_waits_in_the_log,
     "what a former coordinator calls open is not sealed": _a_former_coordinator_is_sealed,
     "a producer that sent an end again is not used again": _an_ending_that_was_sent_again,
 }

@@ -287,7 +287,7 @@ def test_never_sealed_is_never_committed() -> None:
     assert fake.ended == []
 
 
-def test_aborting_ends_exactly_these_and_frees_their_producers() -> None:
+def test_aborting_ends_exactly_these_and_frees_the_producers_of_what_was_not_sealed() -> None:
     parts = [committable(n) for n in range(2)]
     fake = opened(*parts)
     committer, ready = sealed(fake, *parts)
@@ -296,7 +296,10 @@ def test_aborting_ends_exactly_these_and_frees_their_producers() -> None:
     committer.abort(ready, Deadline(1))
     assert fake.ended == [(names[0], False)]
     assert fake.fenced == []
-    assert committer.hints()["aborted"] == {names[0]: 1}
+    assert committer.hints()["aborted"] == {}, "it may be decided, and wait in the in-flight log"
+    fake.states[names[1]] = Described("Ongoing", P + 1, E, S)
+    committer.abort(parts, Deadline(1))
+    assert committer.hints()["aborted"] == {names[0]: 1, names[1]: 1}
 
 
 def test_what_cannot_be_ended_is_fenced() -> None:
@@ -471,7 +474,7 @@ def test_hints_say_when_the_last_transaction_of_a_producer_began() -> None:
     committer.commit(5, ready, Deadline(1))
     assert committer.hints()["started"] == {name: S}
     fake.states[name] = Described("Ongoing", P, E, S + 9)
-    committer.abort(committer.seal([committable(0, sequence=2, after=S)], Deadline(1)), Deadline(1))
+    committer.abort([committable(0, sequence=2, after=S)], Deadline(1))
     assert (committer.hints()["committed"], committer.hints()["aborted"]) == ({}, {name: 2})
     assert committer.hints()["started"] == {name: S + 9}
 
@@ -499,7 +502,8 @@ def test_aborted_twice_is_fine_also_by_a_run_that_did_not_seal_it() -> None:
     other = KafkaCommitter(fake, "job-u", 2)
     other.abort(ready, Deadline(1))
     other.abort(ready, Deadline(1))
-    assert other.hints()["aborted"] == {part.payload["transactional_id"]: 1}
+    assert fake.ended == [(part.payload["transactional_id"], False)] * 2
+    assert other.hints()["aborted"] == {}
 
 
 def test_what_was_aborted_is_looked_at_before_it_would_be_committed() -> None:
@@ -571,8 +575,7 @@ def test_of_one_producer_only_its_last_transaction_is_hinted() -> None:
     committer, ready = sealed(fake, first)
     committer.commit(1, ready, Deadline(1))
     name = first.payload["transactional_id"]
-    again = committer.seal([second], Deadline(1))
-    committer.abort(again, Deadline(1))
+    committer.abort([second], Deadline(1))
     assert committer.hints() == {"committed": {}, "aborted": {name: 2}, "started": {name: S}, "unsure": {}}
     third = committer.seal([committable(0, sequence=3)], Deadline(1))
     committer.commit(3, third, Deadline(1))

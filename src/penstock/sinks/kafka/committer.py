@@ -19,8 +19,8 @@ success is taken at its word; after any other answer `DescribeTransactions` is a
 
 (a) Aborted, expired or fenced. An epoch only rises when an open transaction is ended in its writer's place, so a
 higher one with our S cannot follow a commit.
-(b) A writer begins again only after its driver reported the last transaction as committed or aborted; and an aborted
-one was never decided.
+(b) A writer begins again only after its driver reported the last transaction as committed or aborted; and what was
+sealed is never reported as aborted: it may be decided, and its rows in the in-flight log.
 (c) Another client initialised the id. Ours may have been committed before that, or aborted by it.
 (d) The cluster has forgotten the id (`transactional.id.expiration.ms`); it may have been reused. Probably lost long
 ago, but that is no proof.
@@ -159,7 +159,7 @@ class KafkaCommitter(Committer):
         return outcomes
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
-        """End the writers' transactions but leave their producers usable; fence those that cannot be ended so."""
+        """End the writers' transactions and free the producers of unsealed ones; fence those that cannot be ended."""
         named = {_id(c): c for c in committables if _id(c)}
         if not named:
             return
@@ -173,7 +173,7 @@ class KafkaCommitter(Committer):
         ended = self._client.end(endings, False, deadline)
         UNSURE.add(name for name, answer in ended.items() if not answer.sure)
         for name, answer in ended.items():
-            if answer.done and _follows(named[name].payload, states[name]):
+            if answer.done and name not in since and _follows(named[name].payload, states[name]):
                 self._remember(self._aborted, named[name], states[name].started)
         open_names = set(named) - {name for name, answer in ended.items() if answer.done}
         open_names -= {name for name, described in states.items() if not described.open}
