@@ -191,7 +191,7 @@ def test_the_loser_is_aborted_and_its_producer_goes_on(lab: Lab) -> None:
     assert lab.values(30) == sorted(expected(1) + expected(2, writers=2))
 
 
-def test_a_failed_task_aborts_and_its_producer_goes_on(lab: Lab) -> None:
+def test_a_failed_task_aborts_and_the_next_one_goes_on(lab: Lab) -> None:
     writer = lab.sink.open_writer(WriterScope(lab.scope, 1, 0, 0, 0))
     writer.write(pa.record_batch({"value": ["never"]}))
     writer.abort()

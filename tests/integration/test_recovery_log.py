@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully suppo
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 STATES = "org.apache.spark.sql.execution.streaming.state"
 BACKENDS = {"hashmap": f"{STATES}.HDFSBackedStateStoreProvider", "rocksdb": f"{STATES}.RocksDBStateStoreProvider"}
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 CORES = "spark.sql.leafNodeDefaultParallelism"
 STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -435,6 +437,37 @@ def test_a_torn_log_and_state_go_on_as_if_nothing_had_been(
         file.write_bytes(b"")
     events = broken.run()
     assert_went_on(events)
+    assert_alike(whole, broken)
+    assert whole.files() == broken.files()
+
+
+@pytest.mark.parametrize(
+    ("backend", "changelog"),
+    [
+        ("rocksdb", "true"),
+        pytest.param("rocksdb", "false", marks=pytest.mark.long),
+        pytest.param("hashmap", "false", marks=pytest.mark.long),
+    ],
+)
+def test_state_that_a_superseded_run_wrote_over_before_the_power_failed_is_put_back(
+    session: SparkSession, tmp_path: Path, crash_at: CrashAt, settings: Settings, backend: str, changelog: str
+) -> None:
+    """It gives each file's name to one of its own by a rename, data and checksum, and the power takes the bytes."""
+    settings({PROVIDER: BACKENDS[backend], CHANGELOG: changelog})
+    whole, broken = (Twin(session, tmp_path / name, windows) for name in ("whole", "broken"))
+    whole.run()
+    for passing in (CRASH + 1, 2):  # so that epoch CRASH is the first of the second run
+        crash_at("epoch.sealed", passing)
+        failing(broken.job(), InjectedFault)
+    crash_at.no_more()
+    assert max(broken.checkpoint.epochs) == CRASH
+    state = broken.checkpoint.folder / "spark" / "state"
+    files = [file for file in state.rglob("*") if re.match(rf"\.?{CRASH + 1}\.", file.name)]
+    assert any(file.suffix in (".delta", ".zip", ".changelog") for file in files)
+    for file in files:
+        file.unlink()
+        file.touch()
+    broken.run()
     assert_alike(whole, broken)
     assert whole.files() == broken.files()
 

@@ -36,6 +36,11 @@ class MemoryStorage(Storage):
             names = sorted(name for name in self._files if name.startswith(start) and "/." not in f"/{name}")
             return {name: len(self._files[name]) for name in names}
 
+    def link(self, name: str, other: str) -> None:
+        with self._lock:
+            if name in self._files:
+                self._files[other] = self._files[name]
+
     def delete(self, name: str) -> None:
         with self._lock:
             self._files.pop(name, None)

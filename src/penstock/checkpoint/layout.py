@@ -68,6 +68,7 @@ DRAIN = "drain"  # the drainer's claims, decisions and rulings; runs register in
 
 # Elsewhere
 PRIVATE = "_penstock"  # ours, inside a folder that is not: a drop-in's ledger, what sinks keep beside their files
+KEPT = f"{PRIVATE}/{STATE}"  # ours, there too: further names of state, one folder an epoch, see `log_repair`
 SOURCE_IDS = f"{PRIVATE}/{SOURCES}"  # ours, in Spark's checkpoint of a query: what its positions belong to
 SAVEPOINTS = "_savepoints"  # in the storage, beside the jobs: where savepoints go by default; no job has that name
 SAVEPOINT = "_metadata"  # what makes a folder a savepoint

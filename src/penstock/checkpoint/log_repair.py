@@ -28,6 +28,7 @@ from penstock.checkpoint.open import history_of, overwritten
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import Barrier, SparkLog, commit_text, state_format_of
 from penstock.errors import StateLost
+from penstock.storage.tree import checksum_file
 
 _STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
 _PARTITION = re.compile(r"^\d+$")
@@ -146,11 +147,31 @@ def _state_lost(ledger: Ledger, log: SparkLog, epoch: int) -> str | None:
     return lost_state(log.storage, epoch, sizes)
 
 
-def refuse_lost_state(ledger: Ledger, log: SparkLog, state: CheckpointState, query: str) -> None:
+def keep_state(log: SparkLog, version: int, generation: int) -> None:
+    """Before the first decision of a run: give the state of its epoch further names, for `refuse_lost_state`. A
+    superseded run may write over that state, and no later one: it looks for newer runs before each epoch."""
+    files = log.storage.sizes(layout.STATE)
+    versions = {path: int(match[1]) for path in files if (match := _STATE.match(path.rpartition("/")[2]))}
+    for folder in log.names(layout.KEPT):
+        if int(folder.partition(".")[0]) < min(versions.values(), default=0):
+            log.storage.delete_folder(f"{layout.KEPT}/{folder}")
+    for name in (name for path in versions if versions[path] == version for name in (path, checksum_file(path))):
+        log.storage.link(name, f"{layout.KEPT}/{version:010}.g{generation:08}/{name.replace('/', '+')}")
+
+
+def refuse_lost_state(
+    ledger: Ledger, log: SparkLog, state: CheckpointState, query: str, fence: Callable[[], None] = lambda: None
+) -> None:
     """`StateLost` where the epoch that comes next cannot load the state of the one before it: Spark would fail of that
-    in every start. A log that is behind is another matter: see `restore`."""
+    in every start. What was kept is put back first. A log that is behind is another matter: see `restore`."""
     epoch = state.epoch - 1
     lost = _state_lost(ledger, log, epoch) if next_epoch(state) == state.epoch else None
+    if lost is not None:
+        fence()
+        for folder in log.names(layout.KEPT):  # of one epoch the newest run's comes last
+            for name in log.names(f"{layout.KEPT}/{folder}"):
+                log.storage.link(f"{layout.KEPT}/{folder}/{name}", name.replace("+", "/"))
+        lost = _state_lost(ledger, log, epoch)
     if lost is None:
         return
     complete = [number for number in range(epoch, -1, -1) if log.has_commit(number)]

@@ -22,7 +22,7 @@ from penstock.checkpoint.decision import (
     WriterId,
     next_epoch,
 )
-from penstock.checkpoint.log_repair import finish, look, query_of, refuse_lost_state, restore
+from penstock.checkpoint.log_repair import finish, keep_state, look, query_of, refuse_lost_state, restore
 from penstock.checkpoint.open import check_sources, history_of, mismatch
 from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config import Checkpoints, Mode
@@ -390,7 +390,7 @@ class Coordinator:
 
     def _look(self) -> CheckpointState:
         state = look(self._ledger, self._log, running=self._query_running)
-        refuse_lost_state(self._ledger, self._log, state, self.query)
+        refuse_lost_state(self._ledger, self._log, state, self.query, self._run.refuse_superseded)
         query_id = query_of(self._ledger, self._log)
         if query_id is not None and self._inflight is not None:
             self._inflight.open(query_id, self._run.generation)
@@ -432,6 +432,8 @@ class Coordinator:
         attempt = self._attempt
         assert attempt is not None
         # State and the sources' own logs are as much a part of the decision as the barrier, which the manifest holds.
+        if self.decided < 0 and self._log.storage.forgetful:
+            keep_state(self._log, decision.id.epoch + 1, decision.id.generation)
         self._log.sync()
         self._ledger.decide(
             decision,

@@ -182,11 +182,14 @@ class Drainer:
         self._turn.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
-        if self._thread.is_alive():
-            return  # it waits for a sink that does not answer; when it wakes, it is a zombie like any other, and fenced
+        if not self._thread.is_alive():  # else a sink does not answer: when it wakes it is a zombie, and fenced
+            self._close()
+
+    def _close(self) -> None:
         self._run.committers.close()
-        if self._own is not None:
-            self._own.close()
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
 
     # Instead of the loop, for a job that does not run
 
@@ -216,6 +219,8 @@ class Drainer:
     def _work(self) -> None:
         with bound(**self._run.log_fields):
             self._loop()
+            if self._stopping.is_set():  # too late for `stop` to do it, perhaps
+                self._close()
 
     def _loop(self) -> None:
         wait = _FIRST_WAIT

@@ -98,6 +98,15 @@ class LocalStorage(Storage):
                 return False
         return True
 
+    def link(self, name: str, other: str) -> None:
+        target = self._at(other)
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+        with contextlib.suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(self._at(name), aside)
+            os.replace(aside, target)
+            aside.unlink(missing_ok=True)  # both names of one file stay
+
     def settle(self, folder: str) -> None:
         with storage_errors(f"syncing {self.root / folder}"), contextlib.suppress(FileNotFoundError):
             sync(self._at(folder))

@@ -64,6 +64,10 @@ class Storage(ABC):
     def delete_folder(self, folder: str) -> bool:
         """The folder and all that is in it, hidden files too, are gone when this returns. Whether it was there."""
 
+    def link(self, name: str, other: str) -> None:
+        """`other` is the file `name` from now on, too, if the file system allows it. Only where it is `forgetful`."""
+        raise NotImplementedError
+
     def settle(self, folder: str) -> None:
         """The names found in `folder` survive a power cut. Only a local disk shows names before they are durable."""
         return

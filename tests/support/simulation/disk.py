@@ -228,6 +228,16 @@ class DiskStorage(Storage):
             self._schedule.call(f"wipe {name}", lambda name=name: self.disk.remove(name), steady=True)  # type: ignore[misc]
         return bool(names)
 
+    def link(self, name: str, other: str) -> None:
+        """A name that is given is that of whatever is there by then: no fence helps, as with a deletion."""
+        old, new, names = self._at(name), self._at(other), self.disk.names
+
+        def link() -> None:
+            if old in names:
+                names[new] = names[old]
+
+        self._schedule.call(f"link {old}", link, steady=True)
+
     def settle(self, folder: str) -> None:
         path = self._at(folder)
         self._schedule.call(f"sync {path}", lambda: self.disk.sync_folder(path))

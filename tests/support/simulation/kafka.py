@@ -284,7 +284,7 @@ class SimulatedProducer:
 
     def __init__(self, cluster: Cluster, schedule: Scheduler, transactional_id: str) -> None:
         self._cluster, self._schedule = cluster, schedule
-        self.transactional_id, self.sequence, self.rows = transactional_id, 0, 0
+        self.transactional_id, self.sequence, self.rows, self.after = transactional_id, 0, 0, -1
         self.topics: set[str] = set()
         self._queue: list[tuple[int, Any]] = []
         self._sure = True

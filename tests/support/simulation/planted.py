@@ -228,6 +228,7 @@ _PROTOCOL = [
     ),
     Bug("what a first epoch left is removed without a fence", lambda: [(SparkLog, "begin_anew", _unfenced)]),
     Bug("the ledger does not sync", lambda: [(played.DiskStorage, "create", _no_sync_then_link)]),
+    Bug("no state is kept", lambda: [(coordinator, "keep_state", lambda *_: None)]),
     Bug("the ledger's create replaces", lambda: [(played.DiskStorage, "create", _decides_over)]),
     _drain("the drainer does not read the backlog again", (drainer.Drainer, "_look", _look_without_reload)),
     _drain(
@@ -235,6 +236,7 @@ _PROTOCOL = [
         (drainer._DrainRun, "refuse_superseded", lambda self: None),
     ),
     _drain("a drainer that is stopped at once sweeps nothing", (drainer.Drainer, "_work", _ends_before_it_begins)),
+    _drain("a drainer closes nothing by itself", (drainer.Drainer, "_work", lambda self: self._loop())),
     _drain("the drainer does not say which rows are lost", (drainer.Drainer, "_refuse_lost_rows", lambda *_: None)),
     _drain("the log is removed before the mark", (drainer.Drainer, "_finish", _forget_then_mark)),
     _drain("an epoch is forgotten before it is delivered", (drainer.Drainer, "_deliver", _finish_then_deliver)),
@@ -335,6 +337,18 @@ _PARKED = pool._ended
 _RECEIPTS = files.Receipts.names
 
 
+def _as_unsealed(real: Callable[..., None]) -> Callable[..., None]:
+    def abort(self: Any, committables: Sequence[Any], deadline: Any) -> None:
+        payloads = ({key: value for key, value in each.payload.items() if key != "started"} for each in committables)
+        real(
+            self,
+            [replace(each, payload=payload) for each, payload in zip(committables, payloads, strict=True)],
+            deadline,
+        )
+
+    return abort
+
+
 def _sink(name: str, sinks: tuple[str, ...], *changes: Change) -> Bug:
     return Bug(name, lambda: list(changes), sinks)
 
@@ -355,6 +369,12 @@ _OF_SINKS = [
         _judged(lambda p, d, told: Outcome.LOST if d.started < p["started"] and d.state != "NotFound" else told),
         ("kafka",),
     ),
+    _sink(
+        "Kafka: a producer whose decided rows were aborted is used again",
+        ("kafka",),
+        (kafka.KafkaCommitter, "abort", _as_unsealed(kafka.KafkaCommitter.abort)),
+    ),
+    _sink("Kafka: a former coordinator's answer is sealed", ("kafka",), (kafka, "_follows", lambda *_: True)),
     _sink(
         "Kafka: what another process sealed is committed unseen",
         ("kafka",),
@@ -445,9 +465,14 @@ SPARE = {
 #: Chance comes to a history that shows these too seldom. Each has a story, and is looked for there.
 _TOLD = {
     "Kafka: an answer of a former coordinator is believed": "what a former coordinator does not know is not lost",
+    "Kafka: a producer whose decided rows were aborted is used again": "what waits in the log is not proven by a later"
+    " transaction",
+    "Kafka: a former coordinator's answer is sealed": "what a former coordinator calls open is not sealed",
     "a start believes Spark's note of the query's id": "a note written over under a decided epoch is recognised",
     "Kafka: a producer that is not sure is used again": "a producer that sent an end again is not used again",
     "SQL: a database that does not know the sink has lost nothing": "a replica that does not know the sink has lost it",
+    "no state is kept": "state that a superseded driver wrote over is put back",
+    "a drainer closes nothing by itself": "a drainer that is left behind closes what it opens",
     "the drainer does not say which rows are lost": "rows that are lost after their log was removed have a name",
 }
 

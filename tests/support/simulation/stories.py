@@ -110,6 +110,53 @@ def _an_ending_that_was_sent_again() -> Histories:
                 yield Setup(("kafka",), rows=8), [Fault(1, nth, "twice", at, late)]
 
 
+def _a_former_coordinator_is_sealed() -> Histories:
+    """The coordinators moved while the drainer committed an epoch. Its producer was used again, and the seal of that
+    epoch was answered by the former coordinator: it called the transaction before open, under the same producer id and
+    epoch. Sealed with its start, the rows counted as committed when their own, later start was seen; a sweep aborted
+    them."""
+    for rows in (8, 12):
+        for quantum in (3, 9):
+            for commit in range(1, 7):
+                for size in (3, 4):
+                    moved = Fault(1, commit, "failover", "commit", size)
+                    yield Setup(("kafka",), "concurrent", rows=rows, quantum=quantum), [moved]
+
+
+def _a_drainer_that_outlives_its_driver() -> Histories:
+    """A drainer stood still in a request for longer than its driver waited for it in the end. When it woke, it opened
+    a new session in place of the one that was closed meanwhile, and left that open for as long as the process lived."""
+    for sink in ("staged", "postgres"):
+        for quantum in (1, 3):
+            for at in ("fence", "connect", "sql"):
+                for nth in range(1, 7):
+                    done = Fault(1, 2, "killed", "spark-commits")
+                    yield Setup((sink,), "timeout", rows=5, quantum=quantum), [done, Fault(2, nth, "stall", at, 30)]
+
+
+def _state_written_over_before_the_power_fails() -> Histories:
+    """A driver stood still before it wrote the state of an epoch, and woke up when the next one had decided that epoch.
+    What it wrote over the synced state was not synced; the power took it, and no start came up again."""
+    for sink in ("s3", "files"):
+        for quantum in (1, 3):
+            for still in range(116, 136, 4):
+                for cut in range(130, 150, 2):
+                    faults = [Fault(1, 1, "pause", "spark-state", still), Fault(2, cut, "power")]
+                    yield Setup((sink,), stateful=True, rows=8, quantum=quantum), faults
+
+
+def _aborted_while_it_waits_in_the_log() -> Histories:
+    """A part of an epoch was lost, so the drainer aborted what the next ones had prepared, to write them later. Their
+    producers were used again. After a takeover the broker named a later transaction of theirs, which counted as proof
+    that the aborted one had been committed, and the log was removed."""
+    for rows in (8, 12):
+        for quantum in (7, 9, 11):
+            for commit in (1, 2):
+                for call in range(280, 350, 10):
+                    faults = [Fault(1, commit, "lapse", "commit"), Fault(2, call, "pause")]
+                    yield Setup(("postgres", "kafka"), "concurrent", rows=rows, quantum=quantum), faults
+
+
 STORIES = {
     "a driver that stands still in its first start removes nothing of the next one": _stands_still_in_its_first_start,
     "a note of the query's id that was written over is recognised": _two_notes_of_the_query,
@@ -121,6 +168,10 @@ STORIES = {
     "a late registration of its own is no newer run": _registered_while_it_starts_again,
     "rows that are lost after their log was removed have a name": _lost_after_the_log_was_removed,
     "what a former coordinator does not know is not lost": _a_former_coordinator_answers,
+    "a drainer that is left behind closes what it opens": _a_drainer_that_outlives_its_driver,
+    "state that a superseded driver wrote over is put back": _state_written_over_before_the_power_fails,
+    "what waits in the log is not proven by a later transaction": _aborted_while_it_waits_in_the_log,
+    "what a former coordinator calls open is not sealed": _a_former_coordinator_is_sealed,
     "a producer that sent an end again is not used again": _an_ending_that_was_sent_again,
 }
 

@@ -8,15 +8,25 @@ import json
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, honoured, next_epoch
 from penstock.checkpoint.ledger import Ledger
-from penstock.checkpoint.log_repair import completed, look, query_of, refuse_lost_state, restore, restore_barrier
+from penstock.checkpoint.log_repair import (
+    completed,
+    keep_state,
+    look,
+    query_of,
+    refuse_lost_state,
+    restore,
+    restore_barrier,
+)
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
+from penstock.engine.preparation import EpochOutputs
 from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost, Superseded
 from penstock.failpoints import hooked
@@ -706,6 +716,106 @@ def test_the_newest_checkpoint_whose_state_is_whole_is_named(tmp_path: Path) -> 
     lose_state(query, newest + 1)
     with pytest.raises(StateLost, match=f"checkpoints/chk-{newest - 2},"):
         query.run(60)
+
+
+def of_two_runs(folder: Path, rows: int = 30) -> tuple[SmallSpark, int]:
+    """A query, and the first epoch of its second run."""
+    query = SmallSpark(folder, MemorySink(), numbers, job="shop", stateful=True)
+    query.run(12)
+    first = query.log.next_epoch()[0]
+    query.run(rows)
+    return query, first
+
+
+def overwrite(query: SmallSpark, version: int, text: str = "") -> None:
+    """As a superseded run does, by a rename; a power cut may take what it wrote."""
+    query.write(f"state/0/0/{version}.delta", text)
+
+
+@pytest.mark.parametrize("rows", [13, 30], ids=["the newest one", "an older one"])
+def test_state_that_a_superseded_run_wrote_over_is_put_back(tmp_path: Path, rows: int) -> None:
+    """It was in one epoch when the newer run registered: the first of that run."""
+    query, first = of_two_runs(tmp_path, rows)
+    kept = (query.spark / f"state/0/0/{first + 1}.delta").read_text()
+    overwrite(query, first + 1)
+    query.run(60)
+    assert sorted(query.sink.visible) == list(range(60))  # type: ignore[attr-defined]
+    assert (query.spark / f"state/0/0/{first + 1}.delta").read_text() == kept
+
+
+def test_state_is_kept_in_the_first_epoch_of_each_run_with_its_checksum(tmp_path: Path) -> None:
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop", stateful=True)
+    body = query._body
+
+    def with_checksum(_: Any, outputs: EpochOutputs) -> None:
+        body(_, outputs)
+        query.write(f"state/0/0/.{outputs.epoch + 1}.delta.crc", "crc")
+        query.write(f"state/0/0/{outputs.epoch + 1}.other", "no state")
+
+    query._body = with_checksum  # type: ignore[method-assign]
+    query.run(12)
+    first = query.log.next_epoch()[0]
+    query.run(30)
+    storage = LocalStorage(query.spark / "_penstock/state")
+    assert sorted(storage.sizes()) == [
+        f"{version:010}.g{generation:08}/state+0+0+{name}"
+        for version, generation in ((1, 1), (first + 1, 2))
+        for name in (f".{version}.delta.crc", f"{version}.delta")
+    ]
+
+
+def test_what_is_kept_goes_with_the_state_that_spark_removes(tmp_path: Path) -> None:
+    query, first = of_two_runs(tmp_path)
+    newest = query.log.next_epoch()[0]
+    for version in range(1, first + 1):
+        (query.spark / f"state/0/0/{version}.delta").unlink()
+    (query.spark / f"state/0/0/{newest}.snapshot").write_text("x")
+    query.run(36)
+    kept = LocalStorage(query.spark / "_penstock/state").list("")
+    assert kept == [f"{first + 1:010}.g00000002", f"{newest + 1:010}.g00000003"]
+
+
+def test_without_state_nothing_is_kept(tmp_path: Path) -> None:
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop")
+    query.run(12)
+    assert not (query.spark / "_penstock").exists()
+
+
+def kept_twice() -> World:
+    """Of one epoch by two runs: the first was superseded before its decision counted."""
+    world = World(2)
+    for number, data in ((9, b"of generation 9"), (10, b"of generation 10")):
+        world.files.delete("state/0/0/2.delta")
+        world.files.create("state/0/0/2.delta", data)
+        keep_state(world.log, 2, number)
+    world.files.create("state/0/0/1.delta", b"x")
+    world.files.delete("state/0/0/2.delta")
+    world.files.create("state/0/0/2.delta", b"")
+    return world
+
+
+def test_of_one_epoch_what_the_newest_run_kept_is_put_back() -> None:
+    world = kept_twice()
+    assert refused(world) is None
+    assert world.files.read("state/0/0/2.delta") == b"of generation 10"
+
+
+def test_a_run_that_was_superseded_puts_nothing_back() -> None:
+    def fence() -> None:
+        raise Superseded("Generation 1 has been superseded by generation 2.")
+
+    world = kept_twice()
+    with pytest.raises(Superseded):
+        refuse_lost_state(world.ledger, world.log, look(world.ledger, world.log), "out", fence)
+    assert world.files.read("state/0/0/2.delta") == b""
+
+
+def test_where_no_state_is_lost_nothing_is_put_back() -> None:
+    world = kept_twice()
+    world.files.delete("state/0/0/2.delta")
+    world.files.create("state/0/0/2.delta", b"whole")
+    assert refused(world) is None
+    assert world.files.read("state/0/0/2.delta") == b"whole"
 
 
 @pytest.mark.parametrize("epochs", [0, 2])

@@ -685,7 +685,8 @@ def test_every_committer_is_closed_in_the_end(story: Story) -> None:
 
 
 def test_a_sink_that_never_answers_does_not_hold_up_the_end(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread is left behind, with its committers: when it wakes up, it is a zombie, and fenced."""
+    """Its thread is left behind, with its committers: when it wakes up, it is a zombie, and fenced. It closes them, and
+    with them what it has connected to since: the process may go on for days."""
     monkeypatch.setattr(module, "_STOP_SECONDS", 0.01)
     driver = story.driver()
     story.write(driver, 5, [batch(1)])
@@ -703,6 +704,7 @@ def test_a_sink_that_never_answers_does_not_hold_up_the_end(story: Story, monkey
     thread.join(10)
     assert ended
     assert not any(closed)
+    assert all(one.closed for one in story.sink.committers)
 
 
 def test_old_decisions_are_forgotten(story: Story) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -44,11 +45,15 @@ class Fake(TransactionClient):
         self.endings: list[Ending] = []
         self.closed = False
         self.fenced: list[str] = []
+        self.since: Mapping[str, int] = {}  # of the last fence
         self.unfenced: set[str] = set()
 
-    def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
+    def describe(
+        self, ids: Iterable[str], deadline: Deadline, since: Mapping[str, int] = MappingProxyType({})
+    ) -> Mapping[str, Described]:
         assert isinstance(deadline, Deadline), "every request ends with the step it belongs to"
-        return {name: self.states[name] for name in ids if name in self.states}
+        named = {name: self.states[name] for name in ids if name in self.states}
+        return {name: state for name, state in named.items() if state.started >= since.get(name, -1)}
 
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
         assert isinstance(deadline, Deadline)
@@ -64,9 +69,12 @@ class Fake(TransactionClient):
         assert isinstance(deadline, Deadline)
         return sorted(name for name, state in self.states.items() if state.open and name.startswith(prefix))
 
-    def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
+    def fence(
+        self, ids: Collection[str], deadline: Deadline, since: Mapping[str, int] = MappingProxyType({})
+    ) -> Collection[str]:
         assert isinstance(deadline, Deadline)
         self.fenced += sorted(ids)
+        self.since = since
         return self.unfenced
 
     def evidence(self, committable: Committable, deadline: Deadline) -> str:
@@ -279,7 +287,7 @@ def test_never_sealed_is_never_committed() -> None:
     assert fake.ended == []
 
 
-def test_aborting_ends_exactly_these_and_frees_their_producers() -> None:
+def test_aborting_ends_exactly_these_and_frees_the_producers_of_what_was_not_sealed() -> None:
     parts = [committable(n) for n in range(2)]
     fake = opened(*parts)
     committer, ready = sealed(fake, *parts)
@@ -288,7 +296,10 @@ def test_aborting_ends_exactly_these_and_frees_their_producers() -> None:
     committer.abort(ready, Deadline(1))
     assert fake.ended == [(names[0], False)]
     assert fake.fenced == []
-    assert committer.hints()["aborted"] == {names[0]: 1}
+    assert committer.hints()["aborted"] == {}, "it may be decided, and wait in the in-flight log"
+    fake.states[names[1]] = Described("Ongoing", P + 1, E, S)
+    committer.abort(parts, Deadline(1))
+    assert committer.hints()["aborted"] == {names[0]: 1, names[1]: 1}
 
 
 def test_what_cannot_be_ended_is_fenced() -> None:
@@ -343,7 +354,7 @@ def test_what_is_kept_is_a_transaction_not_an_id(pid: int, epoch: int, started: 
 def test_a_kept_id_that_nobody_could_describe_is_left_alone() -> None:
     one = committable(0, producer_id=P, producer_epoch=E, started=S)
     fake = opened(one)
-    fake.describe = lambda ids, deadline: {}  # type: ignore[method-assign]
+    fake.describe = lambda ids, deadline, since=None: {}  # type: ignore[method-assign]
     assert KafkaCommitter(fake, "job-u", 2).abort_dangling([one], Deadline(1)) == 0
 
 
@@ -403,14 +414,69 @@ def test_an_abort_is_sent_for_the_very_producer_that_is_open() -> None:
     assert fake.endings == [Ending(part.payload["transactional_id"], P, E)]
 
 
-@pytest.mark.parametrize("started", [S + 9, S - 9])
-def test_a_transaction_that_is_another_by_now_is_not_aborted(started: int) -> None:
+def test_a_transaction_that_is_another_by_now_is_not_aborted() -> None:
     part = committable(0)
     fake = opened(part)
     committer, ready = sealed(fake, part)
-    fake.states[part.payload["transactional_id"]] = Described("Ongoing", P, E, started)
+    fake.states[part.payload["transactional_id"]] = Described("Ongoing", P, E, S + 9)
     committer.abort(ready, Deadline(1))
     assert (fake.ended, fake.fenced) == ([], [])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_abort_does_not_believe_that_an_earlier_transaction_is_what_its_id_has(state: str) -> None:
+    """A former coordinator remembers it, open or ended: ours may be open, and its rows stand before later ones."""
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    name = part.payload["transactional_id"]
+    fake.states[name], fake.unfenced = Described(state, P, E, S - 9), {name}
+    with pytest.raises(SystemUnavailable, match=name):
+        committer.abort(ready, Deadline(1))
+    assert (fake.ended, fake.fenced, fake.since) == ([], [name], {name: S})
+
+
+@pytest.mark.parametrize(("started", "open_"), [(S - 1, False), (S, False), (S + 1, True)])
+def test_a_seal_believes_only_what_began_after_its_producers_last_transaction(started: int, open_: bool) -> None:
+    """A former coordinator calls the last one open, under the same producer id and epoch. Sealed with its start, ours
+    would count as committed wherever its own start, which is later, is seen."""
+    part = committable(0, after=S)
+    fake = Fake({part.payload["transactional_id"]: Described("Ongoing", P, E, started)})
+    if open_:
+        assert sealed(fake, part)[1][0].payload["started"] == started
+        return
+    with pytest.raises(PreCommitFailed, match=f"is Ongoing since {started}"):
+        sealed(fake, part)
+
+
+def test_the_first_transaction_of_a_producer_follows_none() -> None:
+    part = committable(0)
+    fake = Fake({part.payload["transactional_id"]: Described("Ongoing", P, E, 0)})
+    assert sealed(fake, part)[1][0].payload["started"] == 0
+
+
+def test_what_was_aborted_unsealed_is_hinted_only_with_a_start_that_is_its_own() -> None:
+    parts = [committable(0, after=S), committable(1, after=S - 1), committable(2)]
+    fake = opened(*parts)
+    committer = KafkaCommitter(fake, "job-u", 1)
+    committer.abort(parts, Deadline(1))
+    names = [part.payload["transactional_id"] for part in parts]
+    assert fake.ended == [(name, False) for name in names]
+    assert (fake.fenced, committer.hints()["aborted"]) == ([], {names[1]: 1, names[2]: 1})
+    assert committer.hints()["started"] == {names[1]: S, names[2]: S}
+
+
+def test_hints_say_when_the_last_transaction_of_a_producer_began() -> None:
+    part = committable(0)
+    name, fake = part.payload["transactional_id"], opened(part)
+    committer, ready = sealed(fake, part)
+    assert committer.hints()["started"] == {}
+    committer.commit(5, ready, Deadline(1))
+    assert committer.hints()["started"] == {name: S}
+    fake.states[name] = Described("Ongoing", P, E, S + 9)
+    committer.abort([committable(0, sequence=2, after=S)], Deadline(1))
+    assert (committer.hints()["committed"], committer.hints()["aborted"]) == ({}, {name: 2})
+    assert committer.hints()["started"] == {name: S + 9}
 
 
 def test_aborting_writers_without_rows_asks_nothing() -> None:
@@ -436,7 +502,8 @@ def test_aborted_twice_is_fine_also_by_a_run_that_did_not_seal_it() -> None:
     other = KafkaCommitter(fake, "job-u", 2)
     other.abort(ready, Deadline(1))
     other.abort(ready, Deadline(1))
-    assert other.hints()["aborted"] == {part.payload["transactional_id"]: 1}
+    assert fake.ended == [(part.payload["transactional_id"], False)] * 2
+    assert other.hints()["aborted"] == {}
 
 
 def test_what_was_aborted_is_looked_at_before_it_would_be_committed() -> None:
@@ -508,12 +575,11 @@ def test_of_one_producer_only_its_last_transaction_is_hinted() -> None:
     committer, ready = sealed(fake, first)
     committer.commit(1, ready, Deadline(1))
     name = first.payload["transactional_id"]
-    again = committer.seal([second], Deadline(1))
-    committer.abort(again, Deadline(1))
-    assert committer.hints() == {"committed": {}, "aborted": {name: 2}, "unsure": {}}
+    committer.abort([second], Deadline(1))
+    assert committer.hints() == {"committed": {}, "aborted": {name: 2}, "started": {name: S}, "unsure": {}}
     third = committer.seal([committable(0, sequence=3)], Deadline(1))
     committer.commit(3, third, Deadline(1))
-    assert committer.hints() == {"committed": {name: 3}, "aborted": {}, "unsure": {}}
+    assert committer.hints() == {"committed": {name: 3}, "aborted": {}, "started": {name: S}, "unsure": {}}
 
 
 def test_of_many_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,13 @@ import os
 import threading
 from collections.abc import Mapping
 
+import pyarrow as pa
 import pytest
 
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.kafka.librdkafka import Endings
 from penstock.sinks.kafka.pool import LIMIT, Key, Pool
+from penstock.sinks.kafka.writer import KafkaWriter
 
 
 class FakeProducer:
@@ -19,9 +22,15 @@ class FakeProducer:
 
     def __init__(self, settings: Mapping[str, str], transactional_id: str) -> None:
         self.settings, self.transactional_id = settings, transactional_id
-        self.sequence, self.healthy = 0, True
+        self.sequence, self.after, self.healthy = 0, -1, True
+        self.rows, self.topics = 0, {"t"}
         self.did: list[str] = []
         FakeProducer.made.append(self)
+
+    def send(self, columns: Mapping[str, pa.Array], topic: str | None) -> None:
+        self.rows += len(columns["value"])
+
+    def flush(self) -> None: ...
 
     def begin(self) -> None:
         self.sequence += 1
@@ -68,6 +77,16 @@ def test_committed_by_the_driver_is_confirmed_and_reused(pool: Pool) -> None:
     first = prepared(pool)
     assert pool.acquire(KEY, {"committed": {first.transactional_id: 1}}) is first
     assert first.did == ["commit"]
+
+
+@pytest.mark.parametrize("how", ["committed", "aborted"])
+def test_a_producer_knows_when_the_transaction_began_that_the_driver_ended(pool: Pool, how: str) -> None:
+    first = prepared(pool)
+    assert first.after == -1
+    again = pool.acquire(KEY, {how: {first.transactional_id: 1}, "started": {first.transactional_id: 1000, "x": 2000}})
+    assert (again.after, first.did) == (1000, ["commit" if how == "committed" else "abort"])
+    pool.release(KEY, again)
+    assert pool.acquire(KEY, {"started": {"x": 2000}}).after == 1000, "the driver's hints forget, the producer does not"
 
 
 def test_aborted_by_the_driver_is_reused(pool: Pool) -> None:
@@ -296,3 +315,35 @@ def test_those_that_are_still_being_opened_ahead_count() -> None:
         prepared(pool)
     assert len(pool._opening) == 2, "those that have ended do not count"
     pool.clear()
+
+
+def written(pool: Pool, *values: str) -> KafkaWriter:
+    writer = KafkaWriter(WriterScope(SinkScope("job", "u", 3), 1, 0, 0, 0), KEY, "t", pool)
+    writer.write(pa.record_batch({"value": pa.array(values, "string")}))
+    return writer
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_producer_whose_task_gave_up_its_rows_is_not_used_again(pool: Pool, prepared: bool) -> None:
+    """The broker has seen a transaction begin, and the driver does not know when: it could be taken for a later one."""
+    writer = written(pool, "a")
+    if prepared:
+        assert writer.pre_commit()["after"] == -1
+    writer.abort()
+    writer.abort()
+    assert FakeProducer.made[0].did == ["abort", "destroy"]
+    assert len(pool) == 0
+
+
+def test_a_producer_without_rows_is_free_again(pool: Pool) -> None:
+    assert written(pool).pre_commit() == {"transactional_id": None}
+    assert written(pool, "a").pre_commit()["sequence"] == 2
+    assert [producer.did for producer in FakeProducer.made] == [["abort"]]
+
+
+def test_a_writer_reports_when_its_producers_last_transaction_began(pool: Pool) -> None:
+    payload = written(pool, "a").pre_commit()
+    hints = {"committed": {payload["transactional_id"]: 1}, "started": {payload["transactional_id"]: 1000}}
+    writer = KafkaWriter(WriterScope(SinkScope("job", "u", 3), 2, 0, 0, 0, hints), KEY, "t", pool)
+    writer.write(pa.record_batch({"value": ["b"]}))
+    assert writer.pre_commit() == {**payload, "sequence": 2, "after": 1000}

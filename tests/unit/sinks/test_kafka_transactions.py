@@ -26,10 +26,11 @@ class Brokers:
 
     servers = "here"
 
-    def __init__(self, refusal: object, *, started: int) -> None:
-        self.refusal, self.started = refusal, started
+    def __init__(self, refusal: object, *, started: int, before: int = S, state: str = "Ongoing") -> None:
+        self.refusal, self.started, self.before, self.state = refusal, started, before, state
         self.found = 1  # whom the next FindCoordinator names
         self.ended: list[int] = []
+        self.described: list[int | None] = []
 
     def send(self, requests: Sequence[tuple[int | None, Any]], deadline: Deadline) -> list[Any]:
         return [self._answer(node, request) for node, request in requests]
@@ -40,13 +41,16 @@ class Brokers:
             found = [Answer(key=key, error_code=0, node_id=self.found) for key in request.coordinator_keys]
             return Answer(coordinators=found)
         if kind == "DescribeTransactionsRequest":
+            self.described.append(node)
+            if len(self.described) > 2:
+                self.found = 2  # by now the one asked has heard of it
             state = Answer(
                 transactional_id=NAME,
                 error_code=0,
-                transaction_state="Ongoing",
+                transaction_state=self.state,
                 producer_id=P,
                 producer_epoch=E,
-                transaction_start_time_ms=S if node == 1 else self.started,
+                transaction_start_time_ms=self.before if node == 1 else self.started,
                 transaction_timeout_ms=1,
                 topics=[],
             )
@@ -82,6 +86,37 @@ def test_what_a_moved_coordinator_still_has_open_is_committed(refusal: object) -
     brokers = Brokers(refusal, started=S)
     assert recovered(brokers) == {0: Outcome.COMMITTED}
     assert brokers.ended == [1, 2]
+
+
+def asked(brokers: Brokers) -> TransactionClient:
+    return TransactionClient(brokers, transaction_timeout=60)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", ["Ongoing", "CompleteCommit"])
+def test_what_began_before_is_a_former_coordinators_memory_and_asked_again(state: str) -> None:
+    brokers = Brokers(None, started=S, before=S - 1, state=state)
+    assert asked(brokers).describe([NAME], Deadline(2), {NAME: S})[NAME].started == S
+    assert brokers.described == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("since", [{}, {NAME: S - 1}, {"another": S}])
+def test_without_a_later_start_the_first_answer_counts(since: dict[str, int]) -> None:
+    brokers = Brokers(None, started=S, before=S - 1)
+    assert asked(brokers).describe([NAME], Deadline(2), since)[NAME].started == S - 1
+    assert brokers.described == [1]
+
+
+@pytest.mark.parametrize(("before", "believed"), [(-1, True), (0, False)])
+def test_an_id_with_no_transaction_is_no_memory_of_one(before: int, believed: bool) -> None:
+    brokers = Brokers(None, started=-1, before=before, state="Empty")
+    assert asked(brokers).describe([NAME], Deadline(2), {NAME: S})[NAME].started == -1
+    assert brokers.described == ([1] if believed else [1, 1, 1, 2])
+
+
+def test_no_former_coordinator_says_that_a_transaction_is_fenced() -> None:
+    brokers = Brokers(None, started=S, before=S - 1, state="CompleteAbort")
+    assert asked(brokers).fence([NAME], Deadline(2), {NAME: S}) == set()
+    assert brokers.described == [1, 1, 1, 2]
 
 
 class Bereft:

@@ -69,7 +69,7 @@ class Broker(TransactionClient):
 
     # What a committer asks
 
-    def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
+    def describe(self, ids: Iterable[str], deadline: Deadline, since: Any = None) -> Mapping[str, Described]:
         return {name: self.states[name] for name in ids if name in self.states}
 
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
@@ -87,7 +87,7 @@ class Broker(TransactionClient):
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]:
         return sorted(name for name, state in self.states.items() if state.open and name.startswith(prefix))
 
-    def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
+    def fence(self, ids: Collection[str], deadline: Deadline, since: Any = None) -> Collection[str]:
         return ()
 
     def evidence(self, committable: Committable, deadline: Deadline) -> str:
@@ -100,7 +100,7 @@ class Producer:
     """A writer's; the pool keeps it. Its own commit finds its transaction ended."""
 
     def __init__(self, _: Mapping[str, str], transactional_id: str) -> None:
-        self.transactional_id, self.sequence = transactional_id, 0
+        self.transactional_id, self.sequence, self.after = transactional_id, 0, -1
 
     def commit(self) -> bool:
         return True
@@ -126,7 +126,8 @@ def play(fates: Sequence[str], arrivals: Sequence[bool]) -> Broker:
         broker.begin(producer.transactional_id, epoch)
         if arrives:
             broker.deliver_late()
-        payload = {"transactional_id": producer.transactional_id, "sequence": producer.sequence, "topics": ["t"]}
+        payload = {"transactional_id": producer.transactional_id, "sequence": producer.sequence}
+        payload |= {"after": producer.after, "topics": ["t"]}
         pool.park(key, producer)
         [sealed] = own.seal([Committable("u", 0, 1, 0, payload)], Deadline(5))
         broker.decided.add(epoch)

@@ -54,6 +54,36 @@ def test_listing_and_deleting(storage: Storage) -> None:
     assert storage.read("folder/b") == b"again"
 
 
+def test_a_further_name_keeps_what_the_first_one_had(storage: Storage) -> None:
+    storage.create("state/1", b"ours")
+    storage.create("state/2", b"other")
+    for _ in range(2):
+        storage.link("state/1", "kept/deep/1")
+    storage.delete("state/1")
+    storage.create("state/1", b"")
+    storage.link("nothing", "state/2")
+    assert [storage.read(name) for name in ("state/1", "state/2", "kept/deep/1")] == [b"", b"other", b"ours"]
+    storage.link("kept/deep/1", "state/1")
+    storage.link("kept/deep/1", "state/1")
+    assert storage.read("state/1") == b"ours"
+    assert (storage.list("kept/deep"), storage.list("state")) == (["1"], ["1", "2"])
+    if isinstance(storage, LocalStorage):
+        assert sorted(os.listdir(storage.root / "state")) == ["1", "2"], "nothing is left of the way"
+
+
+def test_a_further_name_that_the_file_system_does_not_allow_is_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "protected_hardlinks")
+
+    storage = LocalStorage(tmp_path)
+    storage.create("state/1", b"another user's")
+    monkeypatch.setattr(os, "link", refuse)
+    storage.link("state/1", "kept/1")
+    assert storage.list("kept") == []
+
+
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_of_eight_threads_one_wins(kind: str, tmp_path: Path) -> None:
     one = MemoryStorage()

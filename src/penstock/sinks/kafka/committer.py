@@ -19,8 +19,8 @@ success is taken at its word; after any other answer `DescribeTransactions` is a
 
 (a) Aborted, expired or fenced. An epoch only rises when an open transaction is ended in its writer's place, so a
 higher one with our S cannot follow a commit.
-(b) A writer begins again only after its driver reported the last transaction as committed or aborted; and an aborted
-one was never decided.
+(b) A writer begins again only after its driver reported the last transaction as committed or aborted; and what was
+sealed is never reported as aborted: it may be decided, and its rows in the in-flight log.
 (c) Another client initialised the id. Ours may have been committed before that, or aborted by it.
 (d) The cluster has forgotten the id (`transactional.id.expiration.ms`); it may have been reused. Probably lost long
 ago, but that is no proof.
@@ -28,6 +28,8 @@ ago, but that is no proof.
 it was replaced. It cannot know how ours ended. (A broker whose clock was set back looks the same.)
 
 EndTxn's success is proof as well: the broker reports it only for P and E, while Ongoing or already committed.
+The S that a seal notes is later than the start of its producer's last transaction, which the writer reports as `after`:
+a former coordinator may call that one open under the same P and E, and with its S the table would prove (b) of ours.
 A committable that this process has not sealed (recovery) is looked up *before* it is committed: its writer may have
 begun a later transaction under the same P and E, which must not be committed by mistake. For the same reason a request
 that another broker must answer is not simply sent there: the transaction is looked up at that broker first.
@@ -81,16 +83,17 @@ class KafkaCommitter(Committer):
         self._client, self._prefix, self._generation = client, prefix, generation
         # Another committer (the drainer's) commits some of these, so the oldest are dropped.
         self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._committed: OrderedDict[str, int] = OrderedDict()
-        self._aborted: OrderedDict[str, int] = OrderedDict()
+        self._committed: OrderedDict[str, tuple[int, int]] = OrderedDict()  # sequence and start
+        self._aborted: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._proven: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     def hints(self) -> Mapping[str, Any]:
-        """How transactions ended, by id and sequence; and the ids that must never be used again."""
+        """How transactions ended, by id and sequence; when they began; and the ids that must never be used again."""
         run_prefix = f"{self._prefix}-g{self._generation:06d}-"
         return {
-            "committed": {name: sequence for name, sequence in self._committed.items() if name not in UNSURE},
-            "aborted": {name: sequence for name, sequence in self._aborted.items() if name not in UNSURE},
+            "committed": {name: sequence for name, (sequence, _) in self._committed.items() if name not in UNSURE},
+            "aborted": {name: sequence for name, (sequence, _) in self._aborted.items() if name not in UNSURE},
+            "started": {name: started for name, (_, started) in (self._committed | self._aborted).items()},
             "unsure": dict.fromkeys(UNSURE.newest(run_prefix, _MOST_HINTED), True),
         }
 
@@ -104,11 +107,11 @@ class KafkaCommitter(Committer):
                 safe="nothing of this epoch is visible.",
                 to_do="nothing: the epoch is aborted and replays.",
             )
-        gone = {name: described for name, described in states.items() if not described.open}
+        gone = {name: d for name, d in states.items() if not (d.open and _follows(named[name].payload, d))}
         if gone:
-            name, described = next(iter(gone.items()))
+            name, d = next(iter(gone.items()))
             raise PreCommitFailed(
-                f"{len(gone)} of {len(named)} prepared Kafka transactions are not open: {name} is {described.state}.",
+                f"{len(gone)} of {len(named)} Kafka transactions are not open: {name} is {d.state} since {d.started}.",
                 to_do="if this repeats, raise the sink's transaction_timeout above the time an epoch takes.",
             )
         sealed = []
@@ -156,11 +159,12 @@ class KafkaCommitter(Committer):
         return outcomes
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
-        """End the writers' transactions but leave their producers usable; fence those that cannot be ended so."""
+        """End the writers' transactions and free the producers of unsealed ones; fence those that cannot be ended."""
         named = {_id(c): c for c in committables if _id(c)}
         if not named:
             return
-        states = self._client.describe(named, deadline)
+        since = {name: c.payload["started"] for name, c in named.items() if "started" in c.payload}
+        states = self._client.describe(named, deadline, since)
         endings = [
             Ending(name, described.producer_id, described.producer_epoch)
             for name, described in states.items()
@@ -169,13 +173,13 @@ class KafkaCommitter(Committer):
         ended = self._client.end(endings, False, deadline)
         UNSURE.add(name for name, answer in ended.items() if not answer.sure)
         for name, answer in ended.items():
-            if answer.done:
-                self._remember(self._aborted, named[name])
+            if answer.done and name not in since and _follows(named[name].payload, states[name]):
+                self._remember(self._aborted, named[name], states[name].started)
         open_names = set(named) - {name for name, answer in ended.items() if answer.done}
         open_names -= {name for name, described in states.items() if not described.open}
         open_names -= {name for name, described in states.items() if not _same(named[name].payload, described)}
         if open_names:
-            self._raise_unfinished(self._client.fence(open_names, deadline))
+            self._raise_unfinished(self._client.fence(open_names, deadline, since))
         for committable in named.values():
             self._sealed.pop(_key(committable), None)
 
@@ -258,13 +262,13 @@ class KafkaCommitter(Committer):
         while len(self._proven) > 10 * _MOST_HINTED:
             self._proven.popitem(last=False)
         if hint:
-            self._remember(self._committed, committable)
+            self._remember(self._committed, committable, committable.payload["started"])
 
-    def _remember(self, where: OrderedDict[str, int], committable: Committable) -> None:
+    def _remember(self, where: OrderedDict[str, tuple[int, int]], committable: Committable, started: int) -> None:
         name, sequence = _key(committable)
         self._committed.pop(name, None)
         self._aborted.pop(name, None)
-        where[name] = sequence
+        where[name] = sequence, started
         while len(where) > _MOST_HINTED:
             where.popitem(last=False)
 
@@ -305,6 +309,11 @@ def _same(payload: Mapping[str, Any], described: Described) -> bool:
         return True
     described_as = described.producer_id, described.producer_epoch, described.started
     return described_as == (payload["producer_id"], payload["producer_epoch"], payload["started"])
+
+
+def _follows(payload: Mapping[str, Any], described: Described) -> bool:
+    """Whether it began after its producer's last transaction: a former coordinator remembers that one."""
+    return bool(described.started > payload.get("after", -1))
 
 
 def _spared(payload: Mapping[str, Any], described: Described) -> bool:

@@ -72,6 +72,7 @@ class Pool:
             if parked.sequence is None or (
                 producer.commit() if _ended(parked, hints) == "committed" else producer.abort()
             ):
+                producer.after = hints.get("started", {}).get(producer.transactional_id, producer.after)
                 return producer
             producer.destroy()
         self._open_ahead(key)

@@ -187,6 +187,7 @@ class Producer:
     def __init__(self, settings: Mapping[str, str], transactional_id: str | None) -> None:
         self.transactional_id = transactional_id or ""
         self.sequence = 0  # counts transactions; names one of them together with the id
+        self.after = -1  # when the last one began, as the driver knows
         self.topics: set[str] = set()
         self.rows = 0
         self._servers = settings["bootstrap.servers"]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from penstock.checkpoint.decision import Committable
@@ -30,6 +31,8 @@ _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.N
 SILENT = -1000
 _LOG = "__transaction_state"
 _DEFAULT_PARTITIONS = 50
+Starts = Mapping[str, int]  # of transactions, by id
+_ANY: Starts = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +112,8 @@ class TransactionClient:
         self._coordinators: dict[str, int] = {}
         self._log_partitions = 0
 
-    def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
-        """The state of each id; without those that could not be asked in time."""
+    def describe(self, ids: Iterable[str], deadline: Deadline, since: Starts = _ANY) -> Mapping[str, Described]:
+        """The state of each id, begun at `since` or later; without those that could not be asked in time."""
         waiting = list(dict.fromkeys(ids))
         states: dict[str, Described] = {}
         for pause in _pauses(deadline):
@@ -123,6 +126,8 @@ class TransactionClient:
             for answer in self._connections.send(requests, deadline):
                 for state in getattr(answer, "transaction_states", ()):
                     if state.error_code == 0:
+                        if 0 <= state.transaction_start_time_ms < since.get(state.transactional_id, 0):
+                            continue  # what a former coordinator remembers
                         states[state.transactional_id] = Described(
                             state.transaction_state,
                             state.producer_id,
@@ -231,16 +236,16 @@ class TransactionClient:
                     pending, asked = set(living), living
         raise errors.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
-    def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
+    def fence(self, ids: Collection[str], deadline: Deadline, since: Starts = _ANY) -> Collection[str]:
         """Abort the open transactions of `ids` and bump their epochs, so that a surviving writer can do nothing more.
-        Returns those not fenced by the deadline.
+        Returns those not fenced by the deadline. `since` is that of `describe`.
 
         Requests the abort and then only looks: initialising again after the abort would wipe the state that proves it.
         """
         waiting = set(ids)
         request = partial(kafka_python().InitProducerId, transaction_timeout_ms=self._timeout_ms, max_version=4)
         for pause in _pauses(deadline):
-            states = self.describe(waiting, deadline)
+            states = self.describe(waiting, deadline, since)
             unsettled = ("Ongoing", "PrepareAbort", "PrepareEpochFence")
             waiting -= {name for name, described in states.items() if described.state not in unsettled}
             if not waiting:

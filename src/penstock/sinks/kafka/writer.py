@@ -47,6 +47,7 @@ class KafkaWriter(Writer):
         return {
             "transactional_id": producer.transactional_id,
             "sequence": producer.sequence,
+            "after": producer.after,
             "topics": sorted(producer.topics),
         }
 
@@ -56,8 +57,9 @@ class KafkaWriter(Writer):
         if producer is None or (self._prepared and not self._pool.reclaim(producer)):
             return
         # After an error librdkafka gives itself a new epoch behind the abort, and may drop rows of the next
-        # transaction meanwhile. The driver fences a transaction that stays open here.
-        if producer.abort() and not self._tainted:
+        # transaction meanwhile. The driver fences a transaction that stays open here. With rows, one has begun at the
+        # broker of which the driver does not know when: `after` would not name it.
+        if producer.abort() and not self._tainted and not producer.rows:
             self._pool.release(self._key, producer)
         else:
             producer.destroy()
