@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import functions as f
 
 from penstock.checkpoint.spark_files import conf_of
+from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config.state import CHANGELOG, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, SavepointError
 from penstock.savepoints.canonical import export, load
@@ -150,8 +151,12 @@ class Case:
     parquet: int | None = None
 
 
+FORMAT_2 = {STATE_FORMAT: "2"}
 CASES = {
     "aggregation": Case(aggregate, "update", (("hashmap", 2), ("rocksdb", 2), ("rocksdb", 7))),
+    "aggregation-format-2": Case(aggregate, "update", (("rocksdb", 2), ("rocksdb", 5), ("rocksdb", 3)), FORMAT_2, 2),
+    "join-format-2": Case(outer_joined, "append", (("rocksdb", 3), ("rocksdb", 2)), {**FORMAT_2, CHANGELOG: "true"}),
+    "transform-format-2": Case(transform, "update", (("rocksdb", 3), ("rocksdb", 2), ("rocksdb", 5)), FORMAT_2, 2),
     "windows": Case(windows, "append", (("rocksdb", 3), ("hashmap", 3), ("hashmap", 7))),
     "global": Case(total, "complete", (("rocksdb", 2), ("rocksdb", 5), ("hashmap", 3)), {CHANGELOG: "true"}),
     "dedup": Case(distinct, "append", conf={CODEC: "snappy"}),

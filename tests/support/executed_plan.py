@@ -31,6 +31,12 @@ class Node:
     def children(self) -> Children:
         return self._children
 
+    def conf(self) -> Any:
+        return self
+
+    def stateStoreCheckpointFormatVersion(self) -> int:  # noqa: N802
+        return 1
+
 
 class Mark(Node):
     """A watermark node: the highest event time of the batch (None: it saw no row) and the delay."""

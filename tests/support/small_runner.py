@@ -156,6 +156,6 @@ def small_runners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "start", start)
     monkeypatch.setattr(module, "with_verification", lambda plan, *_: plan)
     monkeypatch.setattr(module, "Observer", lambda *_: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(module, "require_same_backend", lambda *_: None)
+    monkeypatch.setattr(module, "require_same_state", lambda *_: None)
     monkeypatch.setattr(module, "storage_at", lambda *_: None)
     monkeypatch.setattr(module, "callback_server", lambda _: None)

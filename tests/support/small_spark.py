@@ -43,6 +43,12 @@ class _Plan:
     def getSimpleName(self) -> str:  # noqa: N802
         return "ProjectExec"
 
+    def conf(self) -> Any:
+        return self
+
+    def stateStoreCheckpointFormatVersion(self) -> int:  # noqa: N802
+        return 1
+
     def children(self) -> Any:
         return self
 

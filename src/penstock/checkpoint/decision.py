@@ -17,6 +17,10 @@ MODULO = 1 << 64
 WriterId = tuple[str, int]
 """Sink uid and writer number: the name of a writer inside one epoch."""
 
+StateIds = Mapping[str, Sequence[Sequence[str]]]
+"""Of the state that an epoch left, in Spark's format 2: by operator and partition the ids of its stores, which are part
+of the names of their files."""
+
 
 class Outcome(Enum):
     """What is proven about one committable after an attempt to commit it."""
@@ -81,12 +85,14 @@ class DecisionId:
 class Decision:
     """The commit point of an epoch over all its sinks, once durable. `watermark` is the one batch N leads to, None
     where it is not known for sure. `parallelism` is the number of tasks that Spark reckoned with when it planned the
-    epoch: some sources deal their rows out by it. None in a drained one."""
+    epoch: some sources deal their rows out by it. None in a drained one. `state_ids` are None in format 1 of Spark's
+    state, or where they are not known."""
 
     id: DecisionId
     committables: tuple[Committable, ...]
     watermark: int | None = 0
     parallelism: int | None = None
+    state_ids: StateIds | None = None
 
     @property
     def to_commit(self) -> tuple[Committable, ...]:

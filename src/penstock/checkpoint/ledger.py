@@ -193,6 +193,8 @@ class Ledger:
             more = {"offsets": offsets, "history": history, "stateful": stateful}
         if decision.parallelism is not None:
             more["parallelism"] = decision.parallelism
+        if decision.state_ids is not None:
+            more["state_ids"] = decision.state_ids
         if notes:
             kept = {name: text if len(text) <= _NOTED else None for name, text in notes.items()}
             more["notes"] = {name: [_digest(text), kept[name]] for name, text in notes.items()}
@@ -339,7 +341,7 @@ class Manifest:
             for sink, writer, rows, checksum, version, payload in body["committables"]
         )
         named = DecisionId(body["epoch"], body["generation"])
-        decision = Decision(named, committables, body["watermark"], body.get("parallelism"))
+        decision = Decision(named, committables, body["watermark"], body.get("parallelism"), body.get("state_ids"))
         more = (body.get("offsets"), body.get("history"), bool(body.get("stateful")), body.get("notes") or {})
         return cls(decision, body["query"], body["barrier"], body["decided"], *more)
 

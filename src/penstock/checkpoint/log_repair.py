@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.decision import CheckpointState, DecisionId, counts, honoured, next_epoch
+from penstock.checkpoint.decision import CheckpointState, DecisionId, StateIds, counts, honoured, next_epoch
 from penstock.checkpoint.ledger import Ledger, Manifest
 from penstock.checkpoint.open import history_of, overwritten
 from penstock.checkpoint.spark_files import lost_state
-from penstock.checkpoint.spark_log import Barrier, SparkLog, commit_text, state_format_of
+from penstock.checkpoint.spark_log import Barrier, SparkLog
 from penstock.errors import StateLost
 from penstock.storage.tree import checksum_file
 
-_STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
+_STATE = re.compile(r"^(\d+)(?:_([^.]+))?\.(?:delta|snapshot|zip|changelog)$")
 _PARTITION = re.compile(r"^\d+$")
 
 
@@ -114,7 +114,7 @@ def restore(
     newest = epoch if decided is not None else epoch - 1
     if wanted and newest >= 0 and not _left_whole(log, newest, before, of_epoch, wanted):
         return None
-    if newest < 0 and any(version > 1 for versions in _stores(log) for version in versions):
+    if newest < 0 and any(version > 1 for versions in _stores(log) for version, _ in versions):
         return None  # state of a later epoch than the first: it was complete, and the log of it is lost
     torn = log.torn()
     for name in torn:
@@ -126,25 +126,30 @@ def restore(
 
 
 def finish(
-    ledger: Ledger, log: SparkLog, epoch: int, watermark: int | None, fence: Callable[[], None] = lambda: None
+    ledger: Ledger,
+    log: SparkLog,
+    epoch: int,
+    watermark: int | None,
+    ids: StateIds | None = None,
+    fence: Callable[[], None] = lambda: None,
 ) -> bool:
     """Complete Spark's log for a decided epoch. False where that would be a guess, or where its state is not whole:
     then Spark runs it once more, and makes the state again."""
-    if _state_lost(ledger, log, epoch) is None:
-        return log.finish(epoch, watermark)
+    if _state_lost(ledger, log, epoch, ids) is None:
+        return log.finish(epoch, watermark, ids)
     if epoch == 0:
         log.begin_anew(fence)
     return False
 
 
-def _state_lost(ledger: Ledger, log: SparkLog, epoch: int) -> str | None:
+def _state_lost(ledger: Ledger, log: SparkLog, epoch: int, ids: StateIds | None) -> str | None:
     """What is not there of the state that epoch `epoch` left, where that is cheap to see and may come about."""
     if epoch < 0 or not log.storage.forgetful:
         return None
     sizes = log.storage.sizes(layout.STATE)
     if not sizes and any(manifest.stateful for manifest in ledger.manifests(epoch) if manifest.query == log.query_id()):
         return f"{layout.STATE}, all of it"
-    return lost_state(log.storage, epoch, sizes)
+    return lost_state(log.storage, epoch, sizes, ids)
 
 
 def keep_state(log: SparkLog, version: int, generation: int) -> None:
@@ -165,17 +170,18 @@ def refuse_lost_state(
     """`StateLost` where the epoch that comes next cannot load the state of the one before it: Spark would fail of that
     in every start. What was kept is put back first. A log that is behind is another matter: see `restore`."""
     epoch = state.epoch - 1
-    lost = _state_lost(ledger, log, epoch) if next_epoch(state) == state.epoch else None
+    ids = log.state_ids(epoch)
+    lost = _state_lost(ledger, log, epoch, ids) if next_epoch(state) == state.epoch else None
     if lost is not None:
         fence()
         for folder in log.names(layout.KEPT):  # of one epoch the newest run's comes last
             for name in log.names(f"{layout.KEPT}/{folder}"):
                 log.storage.link(f"{layout.KEPT}/{folder}/{name}", name.replace("+", "/"))
-        lost = _state_lost(ledger, log, epoch)
+        lost = _state_lost(ledger, log, epoch, ids)
     if lost is None:
         return
     complete = [number for number in range(epoch, -1, -1) if log.has_commit(number)]
-    whole = next((number for number in complete if _state_lost(ledger, log, number) is None), None)
+    whole = next((one for one in complete if _state_lost(ledger, log, one, log.state_ids(one)) is None), None)
     folder = log.location.rpartition("/")[0]
     at = "" if whole is None else f" from {folder}/{layout.CHECKPOINTS}/{layout.checkpoint_name(whole)},"
     raise StateLost(
@@ -229,14 +235,11 @@ def _commit_before(
     log: SparkLog, epoch: int, before: Manifest | None, of_epoch: Manifest | None, wanted: dict[str, str]
 ) -> str | None:
     """What belongs into `commits/` for the epoch before; None where that would be a guess."""
-    barrier = _barrier(log, epoch - 1, wanted)
-    if barrier is None or state_format_of(barrier, log.state_format) != "1" or not log.knows_commits():
-        return None
     watermark = before.decision.watermark if before is not None else None
     if watermark is None and of_epoch is not None:
         after = _barrier(log, epoch, wanted)  # Spark hands the watermark on from the one file to the other
         watermark = after.metadata.get("batchWatermarkMs") if after is not None else None
-    return None if watermark is None else commit_text(int(watermark))
+    return log.commit_text(epoch - 1, watermark, before.decision.state_ids if before is not None else None)
 
 
 def _barrier(log: SparkLog, epoch: int, wanted: dict[str, str]) -> Barrier | None:
@@ -250,20 +253,27 @@ def _left_whole(
     """Whether what the tasks and sources of epoch `newest` left beside the log is there: a folder from an older copy
     lacks it, and Spark would stop at it in every start, or read files once more."""
     stateful = any(manifest is not None and manifest.stateful for manifest in (before, of_epoch))
-    stores = list(_stores(log))
-    if (stateful and not stores) or any(newest + 1 not in versions for versions in stores):
+    stores, manifest = list(_stores(log)), of_epoch or before
+    ids = log.state_ids(newest) or (manifest.decision.state_ids if manifest is not None else None)
+    if (stateful and not stores) or not all(_reaches(versions, newest + 1, ids) for versions in stores):
         return False
     barrier = _barrier(log, newest, wanted)
     return barrier is None or log.notes_reach(barrier)
 
 
-def _stores(log: SparkLog) -> Iterator[set[int]]:
-    """The versions that each state store has on disk. A store lies in its partition's folder, or below it by name."""
+def _reaches(versions: set[tuple[int, str]], version: int, ids: StateIds | None) -> bool:
+    decided = {name for partitions in (ids or {}).values() for stores in partitions for name in stores}
+    return any(number == version and (name in decided or not decided) for number, name in versions)
+
+
+def _stores(log: SparkLog) -> Iterator[set[tuple[int, str]]]:
+    """The versions that each state store has on disk, with their ids, empty in format 1. A store lies in its
+    partition's folder, or below it by name."""
     for operator in log.names(layout.STATE):
         for partition in filter(_PARTITION.match, log.names(layout.operator(operator))):
             folder = f"{layout.operator(operator)}/{partition}"
             names = log.names(folder)
             below = [log.names(f"{folder}/{name}") for name in names if "." not in name]
             for files in (names, *below):
-                if versions := {int(match[1]) for name in files if (match := _STATE.match(name))}:
+                if versions := {(int(match[1]), match[2] or "") for name in files if (match := _STATE.match(name))}:
                     yield versions

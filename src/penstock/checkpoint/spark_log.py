@@ -16,19 +16,18 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.decision import StateIds
 from penstock.checkpoint.layout import COMMITS, OFFSETS, QUERY_ID, SOURCES, STATE
 from penstock.errors import LedgerCorrupt
 from penstock.storage.storage import AlreadyExists, Storage
 from penstock.storage.tree import checksum_file
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"  # makes commits list state ids; only 1 does not
+STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"  # 2: state files and commits carry ids
 END_OF_TIME = 253_402_300_799_999  # in milliseconds: the last one of the year 9999, where Spark's own dates end
 
 # Ours among the settings of a barrier, of which Spark reads those that it knows.
@@ -37,8 +36,8 @@ _LANES = "penstock.lanes"
 _LANES_VERSION = 1
 
 _V1 = "v1"
+_COMMIT = ("nextBatchWatermarkMs", "stateUniqueIds", "sinkMetadataMap")
 _VERSION = re.compile(rb"^v\d+$")
-_COMMIT = re.compile(rb'^v1\n\s*{\s*"nextBatchWatermarkMs"\s*:\s*(-?\d+)\s*}\s*$')
 _NOTE = re.compile(r"^(\d+)(?:\.compact)?$")  # of a source: where it began, or files it reads
 
 
@@ -54,6 +53,42 @@ class LaneNote:
     parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     marks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What `commits/N` says. `ids` are None in format 1 of the state. `sinks` is what version 3 of the file notes of
+    the query's sinks, None in the versions before."""
+
+    watermark: int
+    ids: StateIds | None = None
+    sinks: Mapping[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> Commit | None:
+        """None where there is anything in it that we do not know how to write."""
+        version, _, text = data.partition(b"\n")
+        try:
+            body = json.loads(text)
+            commit = cls(*(body.pop(key, None) for key in _COMMIT))
+        except (ValueError, TypeError, AttributeError):
+            return None
+        known = isinstance(commit.watermark, int) and not body
+        return commit if known and version.decode(errors="replace") == commit.version else None
+
+    @property
+    def version(self) -> str:
+        return "v3" if self.sinks is not None else _V1 if self.ids is None else "v2"
+
+    @property
+    def format(self) -> str:
+        """Of the state."""
+        return "1" if self.ids is None else "2"
+
+    def text(self) -> str:
+        """As Spark writes it."""
+        fields = zip(_COMMIT, (self.watermark, self.ids, self.sinks), strict=True)
+        return f"{self.version}\n{compact({key: value for key, value in fields if value is not None})}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +131,9 @@ class SparkLog:
     """One query's checkpoint folder, as far as recovery needs it."""
 
     def __init__(self, storage: Storage, *, state_format: str = "1", known: bool = True, positions: int = 0) -> None:
-        """`known`: whether the format that this version of Spark writes is known even where there is no example.
-        `positions`: how many the program's barriers have; 0 where that is not known."""
+        """`known`: whether the format that this version of Spark writes is known even where there is no example, and
+        `state_format` then that of the state. `positions`: how many the program's barriers have; 0 where that is not
+        known."""
         self.storage, self._known, self.state_format = storage, known, state_format
         self._positions, self._counted = max(1, positions), positions == 1
         self._query_id: str | None = None
@@ -230,9 +266,21 @@ class SparkLog:
         data = self.storage.read(name)
         return None if data is None else data.decode(errors="replace")
 
+    def commit(self, epoch: int) -> Commit | None:
+        """None where there is no whole `commits/N`, or it is of a format we do not know."""
+        return Commit.parse(self._whole(COMMITS, epoch) or b"")
+
+    def state_ids(self, epoch: int) -> StateIds | None:
+        """In the names of the state files that the epoch left; None in format 1."""
+        return None if (commit := self.commit(epoch)) is None else commit.ids
+
     def committed_watermark(self, epoch: int) -> int | None:
         """The watermark in `commits/N`, None where there is no such file or it is of a format we do not know."""
-        return _watermark(self.storage.read(layout.commits(epoch)) or b"")
+        return None if (commit := self.commit(epoch)) is None else commit.watermark
+
+    def newest_format(self) -> str | None:
+        """The format of the state that the newest complete epoch left; None where there is none, or it is not known."""
+        return None if (commit := self.commit(self._newest(COMMITS))) is None else commit.format
 
     def closed_up_to(self, epoch: int) -> int | None:
         """The watermark that `commits/N` leads to, in any format that says it; None where it cannot be seen."""
@@ -246,20 +294,33 @@ class SparkLog:
         barrier = self.barrier(epoch) if self.has_barrier(epoch) else None
         return barrier is not None and barrier.drains is not None and barrier.drains == self.query_id()
 
-    def finish(self, epoch: int, watermark: int | None) -> bool:
-        """Write `commits/N`, durably. False, and nothing written, where that would be a guess: the format is not v1,
-        the state store's format lists ids of its own, or the watermark is not known."""
-        barrier = self.barrier(epoch)
-        if watermark is None or barrier is None or not self.format_known(epoch, barrier):
-            return False
-        if self._whole(COMMITS, epoch) is None:
-            self.write_again(layout.commits(epoch), commit_text(watermark))
-        return True
+    def finish(self, epoch: int, watermark: int | None, ids: StateIds | None = None) -> bool:
+        """Write `commits/N`, durably. False, and nothing written, where that would be a guess."""
+        text = self.commit_text(epoch, watermark, ids) if self.has_barrier(epoch) else None
+        if text is not None and self._whole(COMMITS, epoch) is None:
+            self.write_again(layout.commits(epoch), text)
+        return text is not None
 
-    def knows_commits(self) -> bool:
-        """Whether this Spark's format of `commits/N` is known: by its version, or by an example."""
-        newest = self._newest(COMMITS)
-        return self._known if newest < 0 else self.committed_watermark(newest) is not None
+    def commit_text(self, epoch: int, watermark: int | None, ids: StateIds | None) -> str | None:
+        """What belongs into `commits/N`. None where that would be a guess: this Spark's format is neither known by its
+        version nor by an example, the watermark is not known, or the ids of the state are not."""
+        before, known = self._example(epoch)
+        listed = (ids is not None or self.state_format != "1") if before is None else before.ids is not None
+        if watermark is None or not known or (ids is not None) is not listed:
+            return None
+        return Commit(watermark, ids, None if before is None else before.sinks).text()
+
+    def no_ids(self, epoch: int) -> StateIds | None:
+        """What the commit of an epoch without state has for ids."""
+        before, _ = self._example(epoch)
+        return None if (self.state_format if before is None else before.format) == "1" else {}
+
+    def _example(self, epoch: int) -> tuple[Commit | None, bool]:
+        """The newest whole commit before that of `epoch`, and whether the format of that one is known."""
+        numbers = sorted((number for number in self._numbers(COMMITS) if number < epoch), reverse=True)
+        data = next((data for number in numbers if (data := self._whole(COMMITS, number)) is not None), None)
+        commit = Commit.parse(data or b"")
+        return commit, self._known if data is None else commit is not None
 
     def cut_at(self, epoch: int, offsets: Sequence[Any], conf: Mapping[str, str], lanes: LaneNote | None) -> str:
         """`offsets/N` of an epoch that ends at these positions, in Spark's format: with the settings of the epoch
@@ -347,13 +408,6 @@ class SparkLog:
                 self._positions, self._counted = max(1, first.rstrip(b"\n").count(b"\n") - 1), True
         return len(lines) - 1 < self._positions
 
-    def format_known(self, epoch: int, barrier: Barrier) -> bool:
-        """Whether `commits/N` for this barrier can be written."""
-        if state_format_of(barrier, self.state_format) != "1":
-            return False
-        before = self._whole(COMMITS, epoch - 1) if epoch else None
-        return self._known if before is None else _watermark(before) is not None
-
     def _numbers(self, folder: str) -> list[int]:
         return [int(name) for name in self.storage.list(folder) if name.isdigit()]
 
@@ -383,22 +437,15 @@ def compact(body: Mapping[str, Any]) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-def state_format_of(barrier: Barrier, otherwise: str) -> str:
-    """The format of the state store that the epoch was run with."""
-    return str(barrier.metadata.get("conf", {}).get(STATE_FORMAT, otherwise))
-
-
-def commit_text(watermark: int) -> str:
-    return f"{_V1}\n{compact({'nextBatchWatermarkMs': watermark})}"
-
-
 def _is_torn(data: bytes) -> bool:
-    """Whether the end of a file of the log is missing. In a version other than v1 only an empty file is recognised."""
+    """Whether the end of a file of the log is missing. In versions 2 and 3 that is seen in the first line alone, in
+    others only an empty file is recognised."""
     version, _, body = data.partition(b"\n")
     if not _VERSION.match(version):
         return True
     lines = body.rstrip(b"\n").split(b"\n")
-    return version == _V1.encode() and any(line != b"-" and _is_cut(line) for line in lines)
+    known = {b"v1": len(lines), b"v2": 1, b"v3": 1}.get(version, 0)
+    return any(line != b"-" and _is_cut(line) for line in lines[:known])
 
 
 def _is_torn_note(data: bytes | None) -> bool:
@@ -415,9 +462,3 @@ def _is_cut(text: bytes | None) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _watermark(data: bytes) -> int | None:
-    """The watermark of a v1 commit with nothing in it that we do not know how to write."""
-    commit = _COMMIT.match(data)
-    return None if commit is None else int(commit[1])

@@ -24,7 +24,6 @@ from penstock.checkpoint.decision import (
 )
 from penstock.checkpoint.log_repair import finish, keep_state, look, query_of, refuse_lost_state, restore
 from penstock.checkpoint.open import check_sources, history_of, mismatch
-from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config import Checkpoints, Mode
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Gate
@@ -164,16 +163,17 @@ class Coordinator:
         its `offsets/N`, in place of one that is not decided; Spark's log is completed, too. `shares` is what to report
         of the rows. No query of Spark's may use this log meanwhile."""
         barrier = self._log.parse_barrier(epoch, text.encode())
-        if not self._log.format_known(epoch, barrier):
+        ids, watermark = self._log.no_ids(epoch), int(barrier.metadata["batchWatermarkMs"])
+        if self._log.commit_text(epoch, watermark, ids) is None:
             raise RealTimeRefused(
-                f"Spark's log of query {self.query!r} is in a format that is not known, as with version 2 of"
-                f" {STATE_FORMAT}: positions of a real-time query cannot be added to it.",
-                to_do="remove that setting; or leave `latency` out.",
+                f"Spark's log of query {self.query!r} is in a format that is not known: positions of a real-time query"
+                " cannot be added to it.",
+                to_do="run it with the version of Spark that has written the log; or leave `latency` out.",
             )
         self._run.refuse_superseded()
         self._log.write_again(layout.offsets(epoch), text)
         self._pass_gate(epoch, lambda: self._run_epoch(None, epoch, self._jobs, barrier, tuple(shares)))
-        finish(self._ledger, self._log, epoch, int(barrier.metadata["batchWatermarkMs"]))
+        finish(self._ledger, self._log, epoch, watermark, ids)
 
     def _pass_gate(self, epoch: int, run: Callable[[], None]) -> None:
         with self.gate, bound(**self._run.log_fields, epoch=epoch):
@@ -360,9 +360,9 @@ class Coordinator:
                 self._decide(decision)
             case protocol.Commit(decision):
                 return self._commit(decision)
-            case protocol.FinishLog(epoch, watermark):
+            case protocol.FinishLog(epoch, watermark, ids):
                 fence = self._run.refuse_superseded
-                finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark, fence)
+                finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark, ids, fence)
                 failpoint("recover.finished")
                 return finished
             case protocol.Sweep(keep):
@@ -426,7 +426,8 @@ class Coordinator:
         attempt.committables, attempt.precommit_ms = rows, round(seconds * 1000, 2)
         self._emit_rows("precommitted", attempt.epoch, rows, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
-        return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
+        ids = prepared.state_ids if attempt.shares is None else self._log.no_ids(attempt.epoch)
+        return replace(prepared, strays=prepared.strays and not self._limits.unaligned, state_ids=ids)
 
     def _decide(self, decision: Decision) -> None:
         attempt = self._attempt

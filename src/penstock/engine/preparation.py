@@ -15,6 +15,7 @@ from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Watchdog
 from penstock.engine.task import Assignment, Route, Writing, attempt_of, committable
+from penstock.engine.watermark import forget_ids
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
 from penstock.spark.executors import fault_in
@@ -230,6 +231,7 @@ class Preparation:
         self._run, self._body, self._executed_plan, self._watermark = run, body, executed_plan, watermark
         self._inflight, self._observer, self._inputs = inflight, observer, inputs
         self._group: str | None = None
+        self._tried = -1  # the epoch of the last attempt
 
     def run(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         """With `only`, the writers of those sinks alone write; all others just count and sum."""
@@ -242,19 +244,24 @@ class Preparation:
             with watchdog:
                 if self._inputs is not None:
                     self._inputs.begin(attempt.barrier)
+                if self._tried == attempt.epoch and (plan := self._executed_plan()) is not None:
+                    forget_ids(plan)
+                self._tried = attempt.epoch
                 self._body(attempt.frame, outputs)
                 outputs.execute_rest()
                 failpoint("epoch.precommitted")
                 direct = attempt.direct and only is None
                 committables = tuple(outputs.committables) if direct else self._sealed(outputs.committables, only)
-                watermark = self._watermark.advance(None if self._watermark.unchanging else self._executed_plan())
+                tracker = self._watermark
+                plan = None if tracker.unchanging else self._executed_plan()
+                watermark = tracker.advance(plan, attempt.frame.sparkSession)
                 if self._observer is not None:
                     self._observer.prepared(attempt)
             if self._inputs is not None:
                 self._inputs.confirm(attempt.epoch, attempt.barrier)
         except Exception as error:
             return protocol.Failed(watchdog.expired or error)
-        return protocol.Prepared(committables, watermark, outputs.strays, parallelism)
+        return protocol.Prepared(committables, watermark, outputs.strays, parallelism, tracker.state_ids)
 
     def confirm(self, attempt: Attempt) -> protocol.Prepared | protocol.Failed:
         """For an epoch without tasks: see that its inputs are still those that its positions belong to."""

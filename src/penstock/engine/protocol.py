@@ -40,6 +40,7 @@ from penstock.checkpoint.decision import (
     Decision,
     DecisionId,
     Outcome,
+    StateIds,
     WriterId,
     honoured,
     match_replay,
@@ -115,6 +116,7 @@ class FinishLog:
 
     epoch: int
     watermark: int | None
+    state_ids: StateIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Prepared:
     watermark: int | None = 0
     strays: bool = False
     parallelism: int | None = None
+    state_ids: StateIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
     outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)
     lost = _lost_writers(decision, outcomes)
     if not lost:
-        finished: bool = yield FinishLog(epoch, decision.watermark)
+        finished: bool = yield FinishLog(epoch, decision.watermark, decision.state_ids)
         yield Sweep(decision.committables)
         if finished:
             return Resume(generation, epoch + 1, "finished")
@@ -322,7 +325,8 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
             for old in replay.decision.committables
         )
 
-    decision = Decision(DecisionId(epoch, generation), committables, prepared.watermark, prepared.parallelism)
+    of_plan = (prepared.watermark, prepared.parallelism, prepared.state_ids)
+    decision = Decision(DecisionId(epoch, generation), committables, *of_plan)
     yield Decide(decision)
     yield from _still_newest(generation)
     outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)

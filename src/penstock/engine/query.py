@@ -36,7 +36,8 @@ from penstock.spark.query import (
     stop_query,
     wait_for_tasks,
 )
-from penstock.spark.settings import require_same_backend
+from penstock.spark.settings import require_same_state
+from penstock.spark_state.metadata import plan_operators
 from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
 
@@ -303,7 +304,8 @@ class QueryRunner:
         observer = Observer(plan.uid, plan.positions, *common, self._reporting)
         self._coordinator = coordinator = self._new_coordinator(plan, inputs, observer)
         try:
-            require_same_backend(self._spark, self.checkpoint, plan.uid)
+            keeps_state = lambda: plan_operators(plan.frame, plan.output_mode)  # noqa: E731
+            require_same_state(self._spark, self._spark_log(), plan.uid, keeps_state)
             resume = coordinator.recover()
             for look in self._before_start:
                 look()

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.spark_log import STATE_FORMAT, Barrier
+from penstock.checkpoint.spark_log import Barrier
 from penstock.config import Checkpoints, Mode
 from penstock.config.state import PARTITIONS, PROVIDER
 from penstock.contracts.lanes import RealTimeSink
@@ -269,7 +269,7 @@ class RealTimeRunner(QueryRunner):
 
     def _conf(self) -> dict[str, str]:
         """What a first barrier says of the session, as Spark's would: later starts compare it with theirs."""
-        values = {key: self._spark.conf.get(key, None) for key in (PARTITIONS, PROVIDER, STATE_FORMAT)}
+        values = {key: self._spark.conf.get(key, None) for key in (PARTITIONS, PROVIDER)}
         return {key: value for key, value in values.items() if value is not None}
 
 

@@ -9,7 +9,6 @@ the ledger again, write the claim, and only then touch anything. No query starts
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -40,11 +39,9 @@ from penstock.supply.versions import version_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.storage.storage import Storage
     from penstock.storage.tree import Tree
 
 _EVIDENCE_SECONDS = 120.0  # to read what is in the target; an operator waits
-_UNIQUE_NAME = re.compile(r"_[0-9a-f]{8}-[0-9a-f]{4}-")  # in state files of the format that lists ids
 
 Sinks = Mapping[str, TwoPhaseSink]
 
@@ -181,8 +178,9 @@ class JobLedgers:
         """Raises `ConfigurationError` where there is no ledger."""
         folder, queries = tree_at(location, spark), []
         storage = folder.storage
+        state_format = "" if spark is None else str(spark.conf.get(STATE_FORMAT, "1"))  # where no commit shows it
         if storage.list(f"{layout.PRIVATE}/{layout.GENERATIONS}"):
-            dropin = QueryLedger("", folder.at(layout.PRIVATE), folder, None, _state_format(storage, spark))
+            dropin = QueryLedger("", folder.at(layout.PRIVATE), folder, None, state_format)
             dropin.uid = next(iter(dropin.sinks), "")
             queries.append(dropin)
         else:
@@ -191,8 +189,8 @@ class JobLedgers:
             for uid in storage.list(""):
                 if storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}"):
                     of, log = folder.at(uid), folder.at(f"{uid}/{history}")
-                    state_format, trees = _state_format(log.storage, spark), (of.at(layout.LEDGER), log)
-                    queries.append(QueryLedger(uid, *trees, of.at(layout.INFLIGHT), state_format, known))
+                    trees = (of.at(layout.LEDGER), log, of.at(layout.INFLIGHT))
+                    queries.append(QueryLedger(uid, *trees, state_format, known))
         if not queries:
             raise ConfigurationError(
                 f"There is no ledger in {location}.",
@@ -211,14 +209,6 @@ def same_transaction(leftover: Leftover, committable: Committable) -> bool:
 def _decided_at(ledger: Ledger, decision: Decision) -> float | None:
     manifests = ledger.manifests(decision.id.epoch)
     return next((manifest.decided for manifest in manifests if manifest.decision.id == decision.id), None)
-
-
-def _state_format(log: Storage, spark: SparkSession | None) -> str:
-    """Where the barrier does not say. Without a session the files show it; empty where there are too few."""
-    if spark is not None:
-        return str(spark.conf.get(STATE_FORMAT, "1"))
-    unique = any(_UNIQUE_NAME.search(name) for name in log.list(f"{layout.operator(0)}/0"))
-    return "1" if log.list(layout.COMMITS) and not unique else ""
 
 
 # Settling
@@ -475,8 +465,9 @@ class Settlement:
                 return restore(self._of.ledger, self._of.log, epoch, decided, fence=fence) is not None
             case protocol.Commit(decision):
                 return self._commit(decision)
-            case protocol.FinishLog(epoch, watermark):
-                finished = finish_log(self._of.ledger, self._of.log, epoch, watermark, self._run.refuse_superseded)
+            case protocol.FinishLog(epoch, watermark, ids):
+                fence = self._run.refuse_superseded
+                finished = finish_log(self._of.ledger, self._of.log, epoch, watermark, ids, fence)
                 failpoint("recover.finished")
                 return finished
             case protocol.Sweep(keep) if not self._committing:

@@ -25,7 +25,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import SAVEPOINTS
-from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, SparkLog
+from penstock.checkpoint.spark_log import END_OF_TIME, SparkLog
 from penstock.config.checkpoints import is_in_memory
 from penstock.config.option import one_of
 from penstock.deadline import Deadline
@@ -291,8 +291,7 @@ def final_epoch(uid: str, log: SparkLog, resume: Resume) -> int | None:
     if closed in (0, END_OF_TIME):
         return None
     if closed is None or log.committed_watermark(epoch - 1) is None:
-        why = f"Spark's commit log is in a format that is not known, as with version 2 of {STATE_FORMAT}"
-        raise not_held(uid, f"its windows cannot be closed: {why}")
+        raise not_held(uid, "its windows cannot be closed: Spark's commit log is in a format that is not known")
     return epoch
 
 

@@ -25,6 +25,7 @@ from penstock.naming import check_name
 from penstock.spark.executors import check_executors, importable, writer_modules
 from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import RunningQuery, current_execution, plan_with
+from penstock.spark.settings import require_same_format
 from penstock.storage.open import storage_at
 from penstock.storage.storage import local_path
 from penstock.supply.versions import version_of
@@ -154,6 +155,8 @@ class ExactlyOnce:
         where = f"{checkpoint.rstrip('/')}/{PRIVATE}"
         running = RunningQuery(self._spark, self._execution)
         ledger = ledger_at(where, self._spark, retained=limits.retained, trusted=limits.trusted_schemes)
+        spark_log = spark_log_at(checkpoint, self._spark, known=version_of(self._spark).log_known)
+        require_same_format(self._spark, spark_log, self._uid)
         self._name, self._events = self._job or f"penstock-{ledger.identity()}", Events()
         kept = (storage_at(where, self._spark), limits, self._events)
         self._observer = Observer(self._uid, (), self._spark, *kept, self._query)
@@ -163,7 +166,7 @@ class ExactlyOnce:
             sinks={self._uid: self._sink},
             sources=(),
             ledger=ledger,
-            log=spark_log_at(checkpoint, self._spark, known=version_of(self._spark).log_known),
+            log=spark_log,
             events=self._events,
             body=write_as_it_is(self._uid),
             executed_plan=running.executed_plan,

@@ -21,7 +21,7 @@ from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Sto
 from penstock.spark_state.rewrite import (
     RewritePlan,
     open_readable,
-    require_format,
+    read_commit,
     require_reader,
     require_spread_by_key,
 )
@@ -55,13 +55,13 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
     origin, goal = tree_at(source, spark), tree_at(folder, spark)
     conf = conf_of(origin, batch)
     operators = read_metadata(origin, batch)
-    require_format(origin, batch)
+    commit = read_commit(origin, batch)
     RewritePlan.of(conf, operators, None, None)  # the same state can be read and rewritten
     require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     described = []
     with (
-        open_work_session(spark) as work,
+        open_work_session(spark, commit.format) as work,
         open_readable(origin, goal, operators, progress) as location,
         tell_tasks(work, progress, "writing state as Parquet"),
     ):
@@ -86,6 +86,7 @@ def load(
     batch: int,
     partitions: int | None = None,
     backend: str | None = None,
+    state_format: str | None = None,
     progress: Progress = silent,
 ) -> None:
     """Make the state in `folder` the state of the checkpoint `target` after `batch`. The target holds everything of the
@@ -93,7 +94,7 @@ def load(
     origin, goal = tree_at(folder, spark), tree_at(target, spark)
     body = read_layout(origin)
     operators = tuple(parse_operator(operator) for operator in body["operators"])
-    plan = RewritePlan.of(body["conf"], operators, partitions, backend)
+    plan = RewritePlan.of(body["conf"], operators, partitions, backend, state_format or read_commit(goal, batch).format)
     require_spread_by_key(body["conf"], operators)
     plan.require_writer(version_of(spark), operators)
     plan.describe(goal, batch, operators)

@@ -51,6 +51,7 @@ class QueryMapping:
     operators: list[int] | None = None
     partitions: int | None = None  # a change
     backend: str | None = None  # a change
+    state_format: str | None = None  # a change
 
 
 @dataclass

@@ -27,12 +27,14 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import query_of
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog, join_offsets, split_offsets
+from penstock.config.state import Backend
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
-from penstock.savepoints.mapping import ProgramQuery, QueryMapping, RestoreMapping, compare
+from penstock.savepoints.mapping import Fate, ProgramQuery, QueryMapping, ReportLine, RestoreMapping, compare
 from penstock.savepoints.restorable import Restorable, job_folder, open_restorable
 from penstock.savepoints.savepoint import Kind
+from penstock.spark.settings import wanted_format
 from penstock.spark_state.metadata import plan_operators, read_metadata, relocate
 from penstock.storage.open import tree_at
 from penstock.storage.storage import same_place
@@ -100,6 +102,7 @@ class Restorer:
         restorable.verify(self._progress)
         program = {uid: self._program(plan, asked) for uid, plan in plans.items()}
         mapped = compare(restorable.saved, program, allow=recovery.allow_non_restored)
+        self._choose_formats(restorable, mapped)
         mapped.require(recovery.path)
         if not number:
             number, history = self._register(finish=False)
@@ -152,10 +155,21 @@ class Restorer:
         parallelism, backend = asked.get("partitions"), asked.get("backend")
         return ProgramQuery(list(plan.positions), list(plan.sinks), operators, parallelism, backend)
 
+    def _choose_formats(self, restorable: Restorable, mapped: RestoreMapping) -> None:
+        """The session names the format of Spark's state, where it does; that of hashmap is always 1."""
+        wanted = wanted_format(self._spark)
+        for uid, mapping in mapped.queries.items():
+            saved = restorable.saved.queries[uid]
+            was = SparkLog(restorable.folders[uid].storage).commit(saved.epoch)
+            goal = "1" if wanted is None and mapping.backend == Backend.HASHMAP else wanted
+            if was is not None and goal not in (None, was.format):
+                mapping.state_format = goal
+                mapped.lines.append(ReportLine(uid, "format of state", Fate.KEPT, f"{was.format} → {goal}"))
+
     def _build(self, restorable: Restorable, uid: str, mapping: QueryMapping, target: Tree) -> None:
         saved, source = restorable.saved.queries[uid], restorable.folders[uid]
         names = restorable.files(uid)
-        rewrites = mapping.partitions is not None or mapping.backend is not None
+        rewrites = any(change is not None for change in (mapping.partitions, mapping.backend, mapping.state_format))
         stateful, canonical = bool(saved.operators), restorable.saved.kind is Kind.CANONICAL
         if mapping.operators is not None and (rewrites or canonical):
             raise NotRestorable(
@@ -175,9 +189,9 @@ class Restorer:
 
             wanted = (mapping.partitions or saved.partitions, mapping.backend or saved.backend)
             state = f"{restorable.root.location}/{layout.saved_state(uid)}"
-            load(self._spark, state, target.location, saved.epoch, *wanted, self._progress)
+            load(self._spark, state, target.location, saved.epoch, *wanted, mapping.state_format, self._progress)
             failpoint("restore.rewritten")
-        elif stateful and rewrites:
+        elif rewrites:
             from penstock.spark_state.rewrite import rewrite
 
             rewrite(
@@ -187,6 +201,7 @@ class Restorer:
                 target.location,
                 partitions=mapping.partitions,
                 backend=mapping.backend,
+                state_format=mapping.state_format,
                 progress=self._progress,
             )
             failpoint("restore.rewritten")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import STATE
 from penstock.checkpoint.open import spark_log_at
+from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config.levels import CODE, OPTIONS, describe_setting
-from penstock.config.state import PARTITIONS, PROVIDER, check_backend
+from penstock.config.state import PARTITIONS, PROVIDER, Backend, backend_of, check_backend
 from penstock.errors import ConfigurationError
 from penstock.storage.open import storage_at
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.spark_log import SparkLog
     from penstock.config.resolve import Settings, SparkSetting
 
 log = logging.getLogger("penstock")
@@ -85,15 +88,48 @@ def warn_overridden(key: str, value: str, now: str) -> None:
     _warn_once(f"{file} gives way to {submit}.")
 
 
-def require_same_backend(spark: SparkSession, location: str, query: str) -> None:
-    """Refuse to resume state of the other backend; a query that keeps none goes on with any. `location` is Spark's."""
-    spark_log = spark_log_at(location, spark)
-    epoch, pending = spark_log.next_epoch()
-    barrier = spark_log.barrier(epoch if pending else epoch - 1)
-    if barrier is None or (epoch > 0 and not storage_at(location, spark).list(STATE)):
-        return
-    session = {PROVIDER: spark.conf.get(PROVIDER, None)}
-    check_backend(barrier.metadata.get("conf", {}), session, query=query)
+def require_same_state(spark: SparkSession, spark_log: SparkLog, query: str, operators: Callable[[], object]) -> None:
+    """Refuse to resume state of the other backend or format, and hashmap in format 2; a query that keeps none goes on
+    with any. `operators` are those of the plan, empty where it keeps none."""
+    session, barrier = {PROVIDER: spark.conf.get(PROVIDER, None)}, spark_log.newest_barrier()
+    if barrier is not None and (spark_log.next_epoch()[0] == 0 or spark_log.stateful()):
+        check_backend(barrier.metadata.get("conf", {}), session, query=query)
+    state_format = require_same_format(spark, spark_log, query)
+    if state_format != "1" and backend_of(session) == Backend.HASHMAP and operators():
+        raise ConfigurationError(
+            f"Query {query!r} keeps state in hashmap, and {STATE_FORMAT} is {state_format}: hashmap has format 1 only.",
+            safe="nothing was started; the checkpoint is as it was.",
+            to_do="set state.backend.type to rocksdb, or that setting to 1.",
+        )
+
+
+def wanted_format(spark: SparkSession) -> str | None:
+    """The format of state that the session's queries are to have; None: the one that each has. `ConfigurationError`
+    where this Spark lacks it."""
+    version = version_of(spark)
+    asked = spark.conf.get(STATE_FORMAT, None) or (None if version.state_format == "log" else "1")
+    if asked == "2" and version.state_format is None:
+        raise ConfigurationError(
+            f"{STATE_FORMAT} is 2, and state in format 2 is not complete in Spark {version.name}.",
+            to_do="set it to 1; or upgrade PySpark to 4.1 or newer.",
+        )
+    return asked
+
+
+def require_same_format(spark: SparkSession, spark_log: SparkLog, query: str) -> str:
+    """Refuse to resume state of the other format, of which Spark would fail in every epoch. The format it has."""
+    asked, was = wanted_format(spark), spark_log.newest_format()
+    decides = version_of(spark).state_format
+    if was is None or asked == was or decides == "log":
+        return was or asked or "1"
+    if decides == "strict" or spark_log.stateful():
+        raise ConfigurationError(
+            f"The state of query {query!r} is in format {was}, but {STATE_FORMAT} is {asked}.",
+            safe="nothing was started; the checkpoint is as it was.",
+            to_do=f"set it to {was}; or move the state by restoring from this checkpoint or a savepoint:"
+            f" penstock run -s STORAGE/JOB -D {STATE_FORMAT}={asked} JOB.py.",
+        )
+    return str(asked)
 
 
 def require_same_parallelism(

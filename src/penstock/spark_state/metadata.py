@@ -274,7 +274,7 @@ def plan_operators(frame: DataFrame, output_mode: str) -> tuple[dict[str, Any], 
             jvm.scala.collection.mutable.HashMap(),
             jvm.scala.collection.mutable.HashMap(),
             jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL(),
-            *([False] if version.tells_trigger else []),
+            *([False] * version.plan_flags),
         )
         execution.executedPlan()
         return tuple(describe_operator(operator) for operator in read_metadata(LocalTree(Path(folder)), 0))

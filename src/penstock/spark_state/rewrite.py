@@ -11,10 +11,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.decision import StateIds
 from penstock.checkpoint.spark_files import conf_of, set_conf
+from penstock.checkpoint.spark_log import STATE_FORMAT, Commit
 from penstock.config.state import PARTITIONS, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
@@ -56,23 +59,25 @@ def rewrite(
     *,
     partitions: int | None = None,
     backend: str | None = None,
+    state_format: str | None = None,
     progress: Progress = silent,
 ) -> None:
-    """Write the state of the checkpoint `source` after `batch` into `target`, in so many partitions and in that backend
-    (None: as it is). The target holds everything of the checkpoint but its state. What cannot be done is refused before
-    anything is written."""
+    """Write the state of the checkpoint `source` after `batch` into `target`, in so many partitions, in that backend
+    and format (None: as it is). The target holds everything of the checkpoint but its state. What cannot
+    be done is refused before anything is written."""
     origin, goal = tree_at(source, spark), tree_at(target, spark)
     conf = conf_of(origin, batch)
     operators = read_metadata(origin, batch)
-    require_format(origin, batch)
-    plan = RewritePlan.of(conf, operators, partitions, backend)
+    commit = read_commit(origin, batch)
+    plan = RewritePlan.of(conf, operators, partitions, backend, state_format or commit.format)
     spread = plan.partitions != int(conf[PARTITIONS])
     if spread:
         require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     plan.require_writer(version_of(spark), operators)
     plan.describe(goal, batch, operators)
-    with open_work_session(spark) as work, open_readable(origin, goal, operators, progress) as location:
+    reading = open_work_session(spark, commit.format)
+    with reading as work, open_readable(origin, goal, operators, progress) as location:
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
             frame = raw_rows(work, location, batch, conf, operator, store)
@@ -82,10 +87,10 @@ def rewrite(
 
 
 class RewritePlan:
-    """What the target is to be: its backend, its partitions, and what follows from them for Spark's settings."""
+    """What the target is to be: its backend, its partitions, its format, and what follows for Spark's settings."""
 
-    def __init__(self, conf: Mapping[str, str], backend: Backend, partitions: int) -> None:
-        self.backend, self.partitions = backend, partitions
+    def __init__(self, conf: Mapping[str, str], backend: Backend, partitions: int, state_format: str = "1") -> None:
+        self.backend, self.partitions, self.format = backend, partitions, state_format
         self.settings = {PROVIDER: PROVIDERS[backend], PARTITIONS: str(partitions)}
         if backend is Backend.HASHMAP:
             self.settings[CODEC] = HASHMAP_CODEC
@@ -94,7 +99,12 @@ class RewritePlan:
 
     @classmethod
     def of(
-        cls, conf: Mapping[str, str], operators: Sequence[OperatorMetadata], partitions: int | None, backend: str | None
+        cls,
+        conf: Mapping[str, str],
+        operators: Sequence[OperatorMetadata],
+        partitions: int | None,
+        backend: str | None,
+        state_format: str = "1",
     ) -> RewritePlan:
         """Raises where it cannot be reached from here."""
         was = backend_of(conf)
@@ -109,7 +119,12 @@ class RewritePlan:
             )
         if backend is not None and backend not in PROVIDERS:
             raise _refused(f"There is no state backend {backend!r}.", to_do="ask for hashmap or rocksdb.")
-        goal = cls(conf, Backend(backend or was), partitions or int(conf[PARTITIONS]))
+        goal = cls(conf, Backend(backend or was), partitions or int(conf[PARTITIONS]), state_format)
+        if operators and goal.backend is Backend.HASHMAP and state_format != "1":
+            raise _refused(
+                f"hashmap cannot keep state in format {state_format}.",
+                to_do=f"set {STATE_FORMAT} to 1, or state.backend.type to rocksdb.",
+            )
         for operator in operators:
             _check(conf, operator, goal.backend)
         return goal
@@ -140,27 +155,35 @@ class RewritePlan:
         rows: Rows,
         progress: Progress = silent,
     ) -> None:
-        with tell_tasks(work, progress, "writing state"):
-            if self.backend is Backend.ROCKSDB:
-                write_rocksdb(work, goal, batch, operators, rows)
-            else:
-                write_hashmap(goal, batch, operators, rows)
+        # Before the session that writes is there: Spark's reader keeps the one that is active when it is made.
+        frames = {(one.id, store.name): rows(one, store) for one in operators for store in one.stores}
+        commit = read_commit(goal, batch)
+        # Spark compares the file's version with the session's format, and takes the ids from nowhere else.
+        ids: StateIds | None = None if self.format == "1" else {}
+        goal.put(layout.commits(batch), Commit(commit.watermark, ids).text().encode())
+        with open_work_session(work, self.format) as writing, tell_tasks(writing, progress, "writing state"):
+            if operators and self.backend is Backend.ROCKSDB:
+                ids = write_rocksdb(writing, goal, batch, operators, lambda one, store: frames[one.id, store.name])
+            elif operators:
+                write_hashmap(goal, batch, operators, lambda one, store: frames[one.id, store.name])
+        goal.put(layout.commits(batch), replace(commit, ids=ids).text().encode())
 
 
-def require_format(origin: Tree, batch: int) -> None:
-    """The commit of the batch must be there, and of the format that does not name the state's files."""
-    commit = origin.storage.read(layout.commits(batch))
-    if commit is None:
+def read_commit(origin: Tree, batch: int) -> Commit:
+    """The commit of the batch must be there, and of a format that we know."""
+    data = origin.storage.read(layout.commits(batch))
+    if data is None:
         raise LedgerCorrupt(
             f"{origin.location} has no {layout.commits(batch)}: batch {batch} is not complete there.",
             to_do="name the last complete batch.",
         )
-    if commit.partition(b"\n")[0] != b"v1" or b"stateUniqueIds" in commit:
+    if (commit := Commit.parse(data)) is None:
         raise _refused(
-            f"{origin.location} was written with state checkpoint format 2, which cannot be rewritten.",
-            to_do="keep parallelism and state backend as they are, or run the query with"
-            " spark.sql.streaming.stateStore.checkpointFormatVersion=1 from the start.",
+            f"{origin.location}/{layout.commits(batch)} is in a format that this version of Penstock does not know.",
+            to_do="keep parallelism, state backend and format as they are, or use a version of Penstock that knows this"
+            " version of Spark.",
         )
+    return commit
 
 
 def require_reader(version: SparkVersion, conf: Mapping[str, str], operators: Sequence[OperatorMetadata]) -> None:

@@ -12,6 +12,7 @@ becomes a Python object.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.decision import StateIds
 from penstock.errors import PenstockError, SavepointError
 from penstock.spark_state.store_rows import KEY, VALUE
-from penstock.spark_state.work_session import cause_of, hadoop_conf, resolve_location, scala_option
+from penstock.spark_state.work_session import cause_of, hadoop_conf, resolve_location, scala_option, to_json
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 from penstock.supply.versions import version_of
@@ -49,14 +51,12 @@ HASHMAP_CODEC = "zstd"  # Arrow's Zstandard is Spark's; its LZ4 has frames that 
 
 def write_rocksdb(
     work: SparkSession, target: Tree, batch: int, operators: Sequence[OperatorMetadata], rows: Rows
-) -> None:
-    """State version `batch` + 1 of every store. The target must hold `offsets/<batch>` that say RocksDB,
-    `commits/<batch>`, and the operators' descriptions."""
+) -> StateIds | None:
+    """State version `batch` + 1 of every store, in the format of the session `work`; its ids. The target must hold
+    `offsets/<batch>` that say RocksDB, `commits/<batch>` of that format, and the operators' descriptions."""
     from py4j.protocol import Py4JJavaError
     from pyspark.java_gateway import ensure_callback_server_started
 
-    if not operators:
-        return
     ensure_callback_server_started(work.sparkContext._gateway)  # type: ignore[no-untyped-call]
     stores = [(operator, store) for operator in operators for store in operator.stores]
     supply = _Supply(work, [rows(operator, store) for operator, store in stores])
@@ -65,9 +65,10 @@ def write_rocksdb(
     rewriter_class = version_of(work).java_class(work, "StateRewriter")
     rewriter = rewriter_class(work._jsparkSession, batch, batch, location, hadoop_conf(work), *options)
     try:
-        rewriter.run()
+        ids = rewriter.run()
     except Py4JJavaError as error:
         raise supply.error or _failed(target, error) from error
+    return json.loads(to_json(work, ids.get())) if ids.isDefined() else None
 
 
 class _Supply:

@@ -23,7 +23,6 @@ _LOOK_SECONDS = 1.0
 _SETTINGS: Mapping[str, str] = {
     # One task per partition of the state, whatever its size: an empty partition is a file too.
     "spark.sql.adaptive.enabled": "false",
-    STATE_FORMAT: "1",
     # What is written is a whole picture; and a reader that could log changes would make a file to log them in.
     CHANGELOG: "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -33,15 +32,16 @@ _SETTINGS: Mapping[str, str] = {
 
 
 @contextmanager
-def open_work_session(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session that has the settings of `spark` and those that this work needs. Changes in it stay in it."""
+def open_work_session(spark: SparkSession, state_format: str = "1") -> Iterator[SparkSession]:
+    """A session that has the settings of `spark` and those that this work needs: it reads, or writes, state of that
+    format. Changes in it stay in it."""
     from pyspark.sql import SparkSession
     from pyspark.sql.session import _monkey_patch_RDD
 
     active: Any = _jvm(spark).org.apache.spark.sql.classic.SparkSession
     before = active.getActiveSession()
     work = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
-    for key, value in _SETTINGS.items():
+    for key, value in {**_SETTINGS, STATE_FORMAT: state_format}.items():
         work.conf.set(key, value)
     # Tasks that open a state store report to an endpoint of the driver's, which a session's first use of streams makes.
     spark._jsparkSession.streams()
@@ -114,6 +114,12 @@ def hadoop_conf(work: SparkSession) -> Any:
 
 def scala_option(work: SparkSession, value: Any = None) -> Any:
     return _jvm(work).scala.Option.apply(value)
+
+
+def to_json(spark: Any, value: Any) -> str:
+    """An object of Scala's as one text: each call into Java takes its time, and a field of each would be many."""
+    json4s = spark._jvm.org.json4s
+    return str(json4s.jackson.Serialization.write(value, getattr(getattr(json4s, "DefaultFormats$"), "MODULE$")))
 
 
 def cause_of(error: BaseException) -> str:

@@ -48,9 +48,12 @@ class SparkVersion:
     packages: Mapping[str, str]
     kafka_jars: str | None  # the locked set of the Kafka connector's jars; None: the user brings them
     read_limits: bool  # whether Spark passes the start and limits of a read to a source in Python
-    tells_trigger: bool  # whether the plan of a batch takes a flag for triggers that end by themselves
+    plan_flags: int  # that the plan of a batch takes at its end: for triggers that end by themselves, for real time
+    #: What decides the format of a query's state: the session, and commits of the other format cannot be read
+    #: ("strict"); the session ("session"); the log, once it has a commit ("log"). None: there is no format 2.
+    state_format: str | None
     #: Whether `commits/N` may be written where the log holds no example of it: its format is known to be v1, with a
-    #: watermark and nothing else, as long as the state's format is 1.
+    #: watermark and nothing else, or v2 with the ids of the state's files, where its format is 2.
     log_known: bool = True
     tried: bool = True  # whether the core of the suite has passed on it: docs/reference/versions.json
 
@@ -76,14 +79,14 @@ class SparkVersion:
 
 
 _OLD = {"read_limits": False}
-_NEW = {"read_limits": True, "tells_trigger": True}
+_NEW = {"read_limits": True}
 
 VERSIONS = (  # oldest first
-    SparkVersion((4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", **_OLD, tells_trigger=False),
-    SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", **_OLD, tells_trigger=True),
-    SparkVersion((4, 2), "4.2.1", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
+    SparkVersion((4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", **_OLD, plan_flags=0, state_format=None),
+    SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", **_OLD, plan_flags=1, state_format="strict"),
+    SparkVersion((4, 2), "4.2.1", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW, plan_flags=1, state_format="session"),
     # The repositories have no connector of 4.3 yet: it gets that of 4.2.
-    SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
+    SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW, plan_flags=2, state_format="log"),
 )
 
 _warned: set[str] = set()

@@ -198,8 +198,8 @@ def test_sparks_log_is_opened_through_the_session_with_its_state_format(opened: 
 
 @pytest.mark.usefixtures("opened")
 def test_the_format_of_sparks_commits_is_known_unless_the_caller_denies_it() -> None:
-    assert spark_log_at("memory:job", None).knows_commits()
-    assert not spark_log_at("memory:job", None, known=False).knows_commits()
+    assert spark_log_at("memory:job", None).commit_text(0, 7, None) == 'v1\n{"nextBatchWatermarkMs":7}'
+    assert spark_log_at("memory:job", None, known=False).commit_text(0, 7, None) is None
 
 
 @pytest.mark.usefixtures("opened")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, StateIds
 from penstock.checkpoint.layout import seal, unseal
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.open import require_trust
@@ -222,6 +222,17 @@ def test_a_manifest_holds_by_how_many_tasks_its_epoch_was_planned(parallelism: i
     assert one.decisions(3, "q") == (decision,)
     written = storage.read("epochs/0000000003.g00000001.json") or b""
     assert (b'"parallelism"' in written) == (parallelism is not None)
+
+
+@pytest.mark.parametrize("ids", [None, {}, {"0": [["2b1f"], ["90ad"]]}])
+def test_a_manifest_holds_the_ids_of_the_state_and_one_of_before_is_read(ids: StateIds | None) -> None:
+    storage = MemoryStorage()
+    one = Ledger(storage)
+    decision = Decision(DecisionId(3, 1), (), 7, state_ids=ids)
+    one.decide(decision, query="q", barrier=None)
+    assert one.decisions(3, "q") == (decision,)
+    written = storage.read("epochs/0000000003.g00000001.json") or b""
+    assert (b'"state_ids"' in written) == (ids is not None), "in format 1 it is what older versions write and read"
 
 
 def test_a_manifest_without_notes_is_written_as_ever() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, honoured, next_epoch
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, StateIds, honoured, next_epoch
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import (
     completed,
@@ -25,7 +25,7 @@ from penstock.checkpoint.log_repair import (
     restore_barrier,
 )
 from penstock.checkpoint.spark_files import lost_state
-from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
+from penstock.checkpoint.spark_log import Commit, SparkLog
 from penstock.engine.preparation import EpochOutputs
 from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost, Superseded
@@ -42,10 +42,10 @@ QUERY = "6a1c"
 class World:
     """A query after some complete epochs."""
 
-    def __init__(self, epochs: int = 6, watermark: int | None = 70, conf: dict[str, str] | None = None) -> None:
+    def __init__(self, epochs: int = 6, watermark: int | None = 70, ids: StateIds | None = None) -> None:
         self.files, self.kept = MemoryStorage("file:/jobs/shop/out/spark"), MemoryStorage()
         self.ledger, self.watermark = Ledger(self.kept), watermark
-        self.conf = conf or {}
+        self.ids = ids
         self.offset = '{{"t":{{"0":{}}}}}'
         self.files.create("metadata", json.dumps({"id": QUERY}).encode())
         self.ledger.register({"history": "spark"})
@@ -53,14 +53,14 @@ class World:
         for epoch in range(epochs):
             self.cut(epoch)
             self.decide(epoch)
-            self.files.create(f"commits/{epoch}", f'v1\n{{"nextBatchWatermarkMs":{watermark or 0}}}'.encode())
+            self.files.create(f"commits/{epoch}", Commit(watermark or 0, ids).text().encode())
 
     @property
     def log(self) -> SparkLog:
         return SparkLog(self.files)
 
     def cut(self, epoch: int, end: int | None = None) -> None:
-        metadata = json.dumps({"batchWatermarkMs": self.watermark or 55, "conf": self.conf})
+        metadata = json.dumps({"batchWatermarkMs": self.watermark or 55, "conf": {}})
         offset = self.offset.format(10 * epoch if end is None else end)
         self.files.create(f"offsets/{epoch}", f"v1\n{metadata}\n{offset}".encode())
 
@@ -69,7 +69,7 @@ class World:
         assert barrier is not None
         one = Committable("out", 0, 10, epoch, {"name": f"{epoch}/{generation}"})
         self.ledger.decide(
-            Decision(DecisionId(epoch, generation), (one,), self.watermark),
+            Decision(DecisionId(epoch, generation), (one,), self.watermark, state_ids=self.ids),
             query=QUERY,
             barrier=barrier.digest,
             offsets=barrier.text,
@@ -363,8 +363,33 @@ def test_a_commit_whose_own_decision_is_forgotten_comes_from_the_barrier_after_i
     assert world.log.committed_watermark(4) == 55
 
 
+IDS = {"0": [["0f3a"], ["9b10"]]}
+
+
+def test_a_commit_that_lists_state_ids_comes_from_its_decision() -> None:
+    world = World(ids=IDS)
+    before = world.files.read("commits/4")
+    world.lose("commits/4", "commits/5", "offsets/5")
+    for name in ("0/6_0f3a.zip", "1/6_9b10.changelog"):
+        world.files.create(f"state/0/{name}", b"")
+    assert world.restored()
+    assert world.files.read("commits/4") == before
+    assert before is not None
+    assert b'"stateUniqueIds":{"0":[["0f3a"],["9b10"]]}' in before
+
+
 def test_a_commit_that_lists_state_ids_is_not_guessed() -> None:
-    unrestorable(World(conf={STATE_FORMAT: "2"}))
+    world = World(ids=IDS)
+    world.kept.delete("epochs/0000000004.g00000001.json")
+    world.lose("commits/4", "commits/5", "offsets/5")
+    assert not world.restored()
+
+
+def test_state_of_another_attempt_than_the_decided_one() -> None:
+    world = World(ids=IDS)
+    for name in ("0/6_0f3a.zip", "1/6_77c0.zip", "1/5_9b10.zip"):
+        world.files.create(f"state/0/{name}", b"")
+    unrestorable(world)
 
 
 def test_state_that_is_older_than_the_decision() -> None:
@@ -1008,10 +1033,10 @@ def test_state_of_the_very_first_epoch_must_be_there() -> None:
     assert world.restored()
 
 
-@pytest.mark.parametrize("version", ["0", "2", "10"])
-def test_any_state_format_but_the_first_is_not_guessed(version: str) -> None:
-    world = World(2, conf={STATE_FORMAT: version})
-    world.lose("commits/1")
+def test_a_version_that_nobody_knows_is_not_guessed() -> None:
+    world = World(2)
+    world.lose("commits/0", "commits/1")
+    world.files.create("commits/0", b'v4\n{"nextBatchWatermarkMs":70}')
     assert restore(world.ledger, world.log, 2, None) is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint import spark_log as module
-from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, Barrier, LaneNote, SparkLog
+from penstock.checkpoint.spark_log import END_OF_TIME, Barrier, Commit, LaneNote, SparkLog
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture, Superseded
 from penstock.storage.storage import AlreadyExists
 from tests.support.memory_storage import MemoryStorage
@@ -111,15 +111,75 @@ def test_finishing_without_a_watermark_would_be_a_guess(log: SparkLog, storage: 
     assert storage.list("commits") == []
 
 
-def test_so_would_a_state_format_with_ids(storage: MemoryStorage) -> None:
+# As PySpark 4.2.0 writes them in format 2 of the state, without and with its setting for sinks that change.
+IDS = {"0": [["2b1f"], ["90ad"]], "1": [["77c0", "e41d"], ["0d6a", "b3f2"]]}
+SINKS = {
+    "sink-0": {"sinkName": "sink-0", "commitOffset": "-", "providerName": "…", "apiVersion": "DSv1", "isActive": True}
+}
+WITH_IDS = (
+    b'v2\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{"0":[["2b1f"],["90ad"]],"1":[["77c0","e41d"],["0d6a","b3f2"]]}}'
+)
+WITH_SINKS = b'v3\n{"nextBatchWatermarkMs":7,"sinkMetadataMap":{"sink-0":{"sinkName":"sink-0","commitOffset":"-",' + (
+    '"providerName":"…","apiVersion":"DSv1","isActive":true}}}'.encode()
+)
+
+
+@pytest.mark.parametrize(
+    ("known", "data"),
+    [
+        (Commit(7), commit(7)),
+        (Commit(7, {}), b'v2\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{}}'),
+        (Commit(7, IDS), WITH_IDS),
+        (Commit(7, None, SINKS), WITH_SINKS),
+        (Commit(7, {}, {}), b'v3\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{},"sinkMetadataMap":{}}'),
+    ],
+)
+def test_a_commit_of_every_version_is_read_and_written_to_the_byte(known: Commit, data: bytes) -> None:
+    assert Commit.parse(data) == known
+    assert json.loads(known.text().split("\n")[1]) == json.loads(data.split(b"\n")[1])
+    assert known.text().encode() == data or "…" in data.decode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'v2\n{"nextBatchWatermarkMs":7}',
+        b'v1\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{}}',
+        b'v2\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{},"sinkMetadataMap":{}}',
+        b'v3\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{}}',
+        b'v4\n{"nextBatchWatermarkMs":7}',
+        b'v1\n{"nextBatchWatermarkMs":7,"more":1}',
+        b'v1\n{"nextBatchWatermarkMs":"7"}',
+        b"v2\n[]",
+        b"v2\n7",
+        b"",
+    ],
+)
+def test_a_commit_with_anything_unknown_in_it_is_not_read(data: bytes) -> None:
+    assert Commit.parse(data) is None
+
+
+def test_finishing_in_format_2_takes_the_ids_of_the_state(storage: MemoryStorage) -> None:
     storage.create("offsets/0", offsets())
-    assert not SparkLog(storage, state_format="2").finish(0, 0)
-    recorded = {**METADATA, "conf": {**CONF, STATE_FORMAT: "2"}}
-    storage.create("offsets/1", offsets(recorded))
-    assert not SparkLog(storage, state_format="1").finish(1, 0)
-    storage.create("offsets/2", offsets({**METADATA, "conf": {**CONF, STATE_FORMAT: "1"}}))
-    assert SparkLog(storage, state_format="2").finish(2, 0), "what the query was started with counts"
-    assert storage.list("commits") == ["2"]
+    assert not SparkLog(storage, state_format="2").finish(0, 7), "a decision without ids"
+    assert SparkLog(storage, state_format="1").finish(0, 7, IDS), "what the epoch was run with counts"
+    assert storage.read("commits/0") == WITH_IDS
+    storage.create("offsets/1", offsets())
+    assert not SparkLog(storage, state_format="1").finish(1, 8), "so does what the log was begun with"
+    assert SparkLog(storage, state_format="1").newest_format() == "2"
+    assert SparkLog(storage, state_format="1").no_ids(1) == {}
+    storage.delete("commits/0")
+    storage.create("commits/0", commit(7))
+    assert not SparkLog(storage, state_format="2").finish(1, 8, IDS)
+    assert SparkLog(storage, state_format="2").finish(1, 8)
+    assert storage.read("commits/1") == commit(8)
+
+
+def test_finishing_keeps_what_version_3_notes_of_sinks(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("commits/4", WITH_SINKS)
+    storage.create("offsets/5", offsets())
+    assert log.finish(5, 9)
+    assert log.commit(5) == Commit(9, None, SINKS)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +333,7 @@ def test_the_newest_barrier_is_that_of_the_pending_epoch_or_of_the_last_complete
         (commit(5), 5),
         (commit(5) + b"\n", 5),
         (b'v2\n{"nextBatchWatermarkMs":6,"stateUniqueIds":{}}', 6),
-        (b'v2\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{"0":"\xff"}}', 7),
+        (b'v2\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{"0":"\xff"}}', None),
         (b'v1\n{"nextBatchWatermarkMs":', None),
         (b'\xff\n{"nextBatchWatermarkMs":8}', None),
         (b"v2\nnot JSON", None),
@@ -501,6 +561,9 @@ def test_a_log_without_its_very_first_barrier_is_damaged(log: SparkLog, storage:
         (commit(5) + b"\n", True),
         (b"v0\nof a version that nobody knows", True),
         (b"v1\n{half", False),
+        (WITH_IDS, True),
+        (WITH_IDS[:-1], False),
+        (WITH_SINKS[:60], False),
         (b"v1", False),
         (b"", False),
     ],
@@ -542,14 +605,11 @@ def test_a_torn_note_of_the_querys_id_goes_with_its_checksum(log: SparkLog, stor
 def test_of_a_spark_that_nobody_has_tried_an_example_is_needed(storage: MemoryStorage) -> None:
     untried = SparkLog(storage, known=False)
     storage.create("offsets/0", offsets())
-    assert not untried.knows_commits()
     assert not untried.finish(0, 0), "its first commit would be a guess"
     storage.create("commits/0", commit())
     storage.create("offsets/1", offsets())
-    assert untried.knows_commits()
     assert untried.finish(1, 5)
     assert untried.committed_watermark(1) == 5
-    assert SparkLog(MemoryStorage()).knows_commits()
 
 
 def test_the_notes_of_a_barrier_are_those_of_its_file_sources(log: SparkLog, storage: MemoryStorage) -> None:

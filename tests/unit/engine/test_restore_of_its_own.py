@@ -97,8 +97,7 @@ def test_a_log_of_an_unknown_format_is_not_restored(payments: JobOnDisk, sink: M
     assert payments.histories.current() == "spark"
 
 
-def test_where_the_barrier_does_not_say_the_state_format_is_that_of_the_session(payments: JobOnDisk) -> None:
-    payments.run(8)
+def test_before_the_first_commit_the_state_format_is_that_of_the_session(payments: JobOnDisk) -> None:
     payments.dies_at("epoch.committed", 20)
     conf = SimpleNamespace(get=lambda key, otherwise=None: "2" if key == STATE_FORMAT else otherwise)
     session = cast("Any", SimpleNamespace(version="4.2.0", conf=conf))

@@ -6,14 +6,16 @@ import dataclasses
 import io
 import json
 import os
+import struct
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.layout import seal
-from penstock.checkpoint.spark_files import needed, tables_of
+from penstock.checkpoint.spark_files import lost_state, needed, tables_of
 from penstock.errors import (
     LedgerCorrupt,
     LedgerFromTheFuture,
@@ -171,10 +173,59 @@ class TestFilesOfAnEpoch:
         found = [name for name in needed(folder, 4) if name.startswith("state")]
         assert found == ["state/0/0/5.zip", "state/0/0/SSTs/a.sst"]
 
+    @pytest.mark.parametrize("codec", ["lz4", "zstd"])
+    def test_format_2_takes_what_led_to_the_decided_attempt(self, tmp_path: Path, codec: str) -> None:
+        """Of every version there are files of an attempt that lost, and a checksum beside each."""
+        names = [f"{version}_{who}.changelog" for version in range(1, 7) for who in ("won", "lost")]
+        names += ["3_won.zip", "4_lost.zip", "3_lost.zip"]
+        state = [f"state/0/0/{name}{end}" for name in names for end in ("", ".crc")]
+        folder = self.folder(tmp_path, *self.LOG, *state, "state/0/0/_metadata/schema")
+        (tmp_path / "commits/4").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["won"]]}}')
+        (tmp_path / "state/0/0/5_won.changelog").write_bytes(changelog(codec, "3_won", "4_won"))
+        wanted = {"3_won.zip", "4_won.changelog", "5_won.changelog"}
+        assert {name for name in needed(folder, 4) if name.startswith("state/0/0/")} == {
+            "state/0/0/_metadata/schema",
+            *(f"state/0/0/{name}{end}" for name in wanted for end in ("", ".crc")),
+        }
+
+    def test_format_2_without_the_decided_attempt(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path, *self.LOG, "state/0/0/5_lost.zip")
+        (tmp_path / "commits/4").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["won"]]}}')
+        with pytest.raises(SavepointError, match="version 5 is not there"):
+            needed(folder, 4)
+
+        def lost(folder: LocalTree) -> str | None:
+            sizes = folder.storage.sizes("state")
+            return lost_state(folder.storage, 4, sizes, {"0": [["won"]]})
+
+        assert lost(folder) == "version 5 of state/0/0"
+        (tmp_path / "state/0/0/5_won.zip").write_bytes(picture())
+        assert lost(folder) is None
+        (tmp_path / "state/0/0/5_won.zip.crc").write_bytes(b"")
+        assert lost(folder) == "version 5 of state/0/0"
+
+    def test_of_a_changelog_that_cannot_be_read_every_attempt_counts(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path, *self.LOG, "state/0/0/4_lost.changelog", "state/0/0/5_won.changelog")
+        (tmp_path / "commits/4").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["won"]]}}')
+        assert "state/0/0/4_lost.changelog" in needed(folder, 4)
+
     def test_a_picture_of_an_unknown_format_takes_all_tables(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path, *self.LOG, "state/0/0/5.zip", "state/0/0/SSTs/b.sst")
         assert "state/0/0/SSTs/b.sst" in needed(folder, 4)
         assert tables_of(b"") is None
+
+
+def changelog(codec: str, *before: str) -> bytes:
+    """As Java writes one: version and lineage, each with its size, and rows. LZ4 in blocks, small ones as they are."""
+    split = [one.partition("_") for one in before]
+    lineage = json.dumps([{"version": int(version), "checkpointUniqueId": id_} for version, _, id_ in split])
+    text = b"".join(len(part).to_bytes(2, "big") + part.encode() for part in ("v3", lineage)) + b"rows" * 1000
+    if codec == "zstd":
+        return bytes(pa.Codec("zstd").compress(text, asbytes=True))
+    packed = [(0x10, text[:9]), (0x20, pa.Codec("lz4_raw").compress(text[9:], asbytes=True)), (0x10, b"")]
+    sizes = (9, len(text) - 9, 0)
+    blocks = zip(packed, sizes, strict=True)
+    return b"".join(struct.pack("<8sBIII", b"LZ4Block", how, len(data), size, 0) + data for (how, data), size in blocks)
 
 
 def picture(*tables: str) -> bytes:
