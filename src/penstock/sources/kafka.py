@@ -17,8 +17,9 @@ from penstock.deadline import Deadline
 from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
 from penstock.kafka.consumer_group import AdminSender, GroupPublisher
 from penstock.kafka.errors import AUTHENTICATION, DENIED
-from penstock.kafka.settings import for_java, for_librdkafka, split_options
+from penstock.kafka.settings import LOGIN_HANDLER, for_java, for_librdkafka, split_options
 from penstock.sources.streams import stream_reader
+from penstock.spark.session import ensure_login
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -149,7 +150,9 @@ class KafkaSource(Source):
         return begin_offsets(self._admin(), self.servers, topics, pattern, starting)
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
-        return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
+        options = self.reader_options(uid)
+        ensure_login(spark, options.get(f"kafka.{LOGIN_HANDLER}", ""))
+        return stream_reader(spark, uid).format("kafka").options(**options).load()
 
     def redirected(self, suffix: str) -> KafkaSource:
         redirected = copy.copy(self)
