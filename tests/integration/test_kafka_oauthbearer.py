@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock import KafkaSource
+from penstock import Checkpoints, Job, KafkaSource
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
@@ -27,6 +27,7 @@ from penstock.kafka.settings import for_librdkafka
 from penstock.sinks.kafka import KafkaSink
 from penstock.sinks.kafka.pool import POOL
 from penstock.sinks.kafka.sink import create_topic
+from tests.support.run_job import Kafka, Watched
 from tests.support.servers.security import SecurityFiles
 from tests.support.servers.token_server import SECRET, BearerBroker, TokenServer, bearer_broker
 
@@ -125,6 +126,7 @@ def test_a_refused_client_is_named_at_once_and_its_secret_is_not(bearer: Bearer)
     assert time.monotonic() - began < kafka_tokens._PATIENCE  # no retry
 
 
+@pytest.mark.long  # the driver's admin clients are silent for ten seconds each, as with a wrong password
 def test_a_token_for_another_audience_is_named_by_every_client(bearer: Bearer) -> None:
     bearer.tokens.audience = "elsewhere"
     sink, source = bearer.sink(), KafkaSource("safe", servers=bearer.broker.sasl_servers, options=bearer.options())
@@ -205,6 +207,26 @@ def test_spark_reads_with_a_token(bearer: Bearer, tmp_path: Path, session: Any, 
     source.load(session, "u")
     rows = session.read.format("kafka").options(**source.reader_options("u")).load()
     assert rows.count() >= 2
+
+
+@pytest.mark.long
+def test_a_job_in_real_time_whose_tokens_expire_meanwhile(
+    bearer: Bearer, session: Any, storage: str, running: type[Watched]
+) -> None:
+    bearer.tokens.lifetime = 5.0
+    kafka = Kafka(bearer.broker.servers)  # the plain listener
+    topics, secure = (kafka.topic(1), kafka.topic(1)), bearer.options()
+    servers = bearer.broker.sasl_servers
+    job = Job("live", spark=session, checkpoints=Checkpoints(storage=storage, interval="1s", latency="50ms"))
+    frame = job.read(KafkaSource(topics[0], servers=servers, options=secure), uid="in").select("value")
+    job.write(frame, KafkaSink(topics[1], servers=servers, options=secure), uid="out")
+    with running(job) as run:
+        for part in range(4):
+            kafka.send(topics[0], [(None, str(part * 10 + n)) for n in range(10)])
+            run.wait(lambda: len(kafka.read(topics[1])) >= 10 * (part + 1), "the rows")  # noqa: B023
+            threading.Event().wait(2.5)
+        run.stop()
+    assert sorted(int(value) for value in kafka.values(topics[1]).elements()) == list(range(40))
 
 
 def test_msk_in_java_without_amazon_s_jar_is_named_before_the_start(session: Any) -> None:

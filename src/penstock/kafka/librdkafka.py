@@ -10,6 +10,7 @@ threads: an interpreter that is shutting down, or a forked child, is then never 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import functools
 import glob
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigurationError, MissingExtra, PenstockError
-from penstock.kafka.tokens import Token, keep_fresh, tokens_of, without_ours
+from penstock.kafka.tokens import Token, keep_fresh, split, tokens_of
 from penstock.secrets import MASK
 
 _END_TXN = 26  # of Kafka's protocol
@@ -179,7 +180,6 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "error_is_retriable": (_I, (_P,)),
     "error_destroy": (None, (_P,)),
     "oauthbearer_set_token": (_I, (_P, _S, c.c_int64, _S, c.POINTER(_S), c.c_size_t, _P, c.c_size_t)),
-    "oauthbearer_set_token_failure": (_I, (_P, _S)),
 }
 
 
@@ -228,7 +228,7 @@ class Handle:
         self._renewing = threading.Lock()  # held while a token is set: by another thread than that of all other calls
         if self._tokens is not None:
             self._tokens.get()  # raises where none can be had
-            settings = without_ours(settings)
+            _, settings = split(settings)
 
         def delivered(_rk: Any, message: Any, _opaque: Any) -> None:
             m = message[0]
@@ -273,20 +273,15 @@ class Handle:
     def renew(self) -> None:
         """Hand librdkafka the current token, where there is a newer one. Safe from any thread."""
         assert self._tokens is not None
-        try:
-            token, failure = self._tokens.get(), b""
-        except PenstockError as error:
-            token, failure = self._token, error.happened.encode()
-        flat = [part.encode() for pair in self._tokens.extensions.items() for part in pair]
-        extensions, buffer = (c.c_char_p * len(flat))(*flat), c.create_string_buffer(512)
-        plain = token.value.encode(), int(token.expires * 1000), token.principal.encode()
-        with self._renewing:
-            if self._rk is None or (token == self._token and not failure):
-                return
-            set_token = self._lib.rd_kafka_oauthbearer_set_token
-            if failure or set_token(self._rk, *plain, extensions, len(flat), buffer, len(buffer)):
-                self._lib.rd_kafka_oauthbearer_set_token_failure(self._rk, failure or buffer.value)
-            self._token = token
+        with contextlib.suppress(PenstockError):  # without a newer one the broker refuses the old one in the end
+            token, buffer = self._tokens.get(), c.create_string_buffer(512)
+            flat = [part.encode() for pair in self._tokens.extensions.items() for part in pair]
+            plain = token.value.encode(), int(token.expires * 1000), token.principal.encode()
+            with self._renewing:
+                if self._rk is not None and token != self._token:
+                    extensions = (c.c_char_p * len(flat))(*flat), len(flat)
+                    self._lib.rd_kafka_oauthbearer_set_token(self._rk, *plain, *extensions, buffer, len(buffer))
+                    self._token = token
 
     def text(self, code: int) -> str:
         return str(self._lib.rd_kafka_err2str(code).decode())

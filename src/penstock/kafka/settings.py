@@ -178,8 +178,9 @@ def _login_for_java(settings: dict[str, str]) -> None:
 def _tokens_for_java(settings: dict[str, str]) -> None:
     """OAUTHBEARER's login line and handler, unless the user gives one."""
     bearer = settings.get("sasl.mechanism", "").upper() == "OAUTHBEARER"
-    names = settings.keys() - tokens.without_ours(settings).keys()
-    options = {name.removeprefix(tokens.PREFIX): settings.pop(name) for name in names}
+    options, plain = tokens.split(settings)
+    settings.clear()
+    settings.update(plain)
     if (url := options.get("token.endpoint.url")) is not None:
         settings[f"{tokens.PREFIX}token.endpoint.url"] = url
     if not bearer or "sasl.jaas.config" in settings:
