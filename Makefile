@@ -31,7 +31,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate power-cuts specification proof bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-audit bench-page bench-json bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants simulate power-cuts specification proof bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-audit bench-page bench-json bench-registry bench-flink bench-restart bench-cluster bench chaos-cluster chaos-real-time soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +146,9 @@ bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens,
 
 bench-json: setup ## Ways to parse JSON in one Spark session: processor time for a million rows
 	$(BIN)/python bench/bench_json.py
+
+bench-registry: setup ## Avro with a schema registry beside plain bytes, Kafka to Kafka
+	$(BIN)/python bench/bench_registry.py
 
 bench-flink: setup ## Flink, Penstock and Spark's own sink in turn (hours); what is wanted, in pieces: make bench-flink OF="wanted latency-2000"
 	$(BIN)/python bench/bench_flink.py $(or $(OF),all)

@@ -31,14 +31,16 @@ if typing.TYPE_CHECKING:
     from penstock.sources.kafka import KafkaSource
     from penstock.sources.socket import SocketSource
     from penstock.spark.parse import Json, parse
+    from penstock.spark.registry import Avro, JsonSchema, Protobuf
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
-    "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "KafkaSink", "KafkaSource", "Mode", "MySqlSink",
-    "Outcome", "PenstockError", "PostgresSink", "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource",
-    "Source", "StateBackend", "StreamSink", "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once", "parse",
+    "Avro", "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch",
+    "FileSink", "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "JsonSchema", "KafkaSink", "KafkaSource",
+    "Mode", "MySqlSink", "Outcome", "PenstockError", "PostgresSink", "Protobuf", "RedisSink", "RestartStrategy",
+    "Retention", "Sink", "SocketSource", "Source", "StateBackend", "StreamSink", "TwoPhaseSink", "WriteAheadSink",
+    "Writer", "exactly_once", "parse",
 ]  # fmt: skip
 
 _MODULES = {
@@ -51,6 +53,7 @@ _MODULES = {
     "sinks.postgres": "PostgresSink", "sinks.redis": "RedisSink", "sinks.tables": "DeltaSink IcebergSink",
     "sinks.write_ahead": "WriteAheadSink", "sources.datagen": "DataGenSource", "sources.files": "FileSource",
     "sources.kafka": "KafkaSource", "sources.socket": "SocketSource", "spark.parse": "Json parse",
+    "spark.registry": "Avro JsonSchema Protobuf",
 }  # fmt: skip
 _WHERE = {name: f"penstock.{module}" for module, names in _MODULES.items() for name in names.split()}
 

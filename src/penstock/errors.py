@@ -106,6 +106,10 @@ class NotEnoughSlots(RealTimeRefused):
     """Spark runs fewer tasks at a time than real-time queries have source partitions: some would never be read."""
 
 
+class SchemaIncompatible(ConfigurationError):
+    """A schema registry does not take a sink's schema for its subject."""
+
+
 class DataError(PenstockError):
     """A row that can never be written, however often it is tried."""
 
@@ -231,6 +235,10 @@ class EpochError(PenstockError):
     """One epoch could not be completed."""
 
     retryable = True
+
+
+class SchemaUnknown(EpochError):
+    """A row's schema was not in the registry when the query started; the next start asks again."""
 
 
 class CheckpointExpired(EpochError):

@@ -14,8 +14,8 @@ from penstock.errors import PenstockError, from_json
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PenstockError)]
 CURED_BY_TIME = {
     "BarrierOverwritten", "CheckpointExpired", "ClusterUnavailable", "CredentialsExpired", "EpochError", "FilesMissing",
-    "LedgerError", "OutcomeUnknown", "PreCommitFailed", "SparkUnresponsive", "StorageFull", "StrayTask",
-    "SystemUnavailable", "WritersLost",
+    "LedgerError", "OutcomeUnknown", "PreCommitFailed", "SchemaUnknown", "SparkUnresponsive", "StorageFull",
+    "StrayTask", "SystemUnavailable", "WritersLost",
 }  # fmt: skip
 
 

@@ -12,11 +12,11 @@ import pytest
 import penstock
 
 NAMES = [
-    "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
-    "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "KafkaSink", "KafkaSource", "Mode", "MySqlSink", "Outcome",
-    "PenstockError", "PostgresSink",
-    "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource", "Source", "StateBackend", "StreamSink",
-    "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once", "parse",
+    "Avro", "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch",
+    "FileSink", "FileSource", "Guarantee", "IcebergSink", "Job", "Json", "JsonSchema", "KafkaSink", "KafkaSource",
+    "Mode", "MySqlSink", "Outcome", "PenstockError", "PostgresSink", "Protobuf", "RedisSink", "RestartStrategy",
+    "Retention", "Sink", "SocketSource", "Source", "StateBackend", "StreamSink", "TwoPhaseSink", "WriteAheadSink",
+    "Writer", "exactly_once", "parse",
 ]  # fmt: skip
 
 BLOCKED = """

@@ -29,6 +29,7 @@ from penstock.errors import SystemUnavailable
 from penstock.kafka.connections import Connections, kafka_python
 from penstock.kafka.log import Batch, Place, batches, fetch, find_places
 from penstock.kafka.settings import for_librdkafka
+from penstock.kafka.tokens import for_confluent
 
 _CODECS = {1: "gzip", 3: "lz4", 4: "zstd"}
 _SNAPPY, _TRANSACTIONAL = 2, 0x10
@@ -180,7 +181,8 @@ def rows_of_topic(sink: Any) -> pa.Table:
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     own = {"group.id": "penstock-drill", "isolation.level": "read_committed", "enable.partition.eof": True}
-    reader = Consumer({**for_librdkafka(sink.servers, sink.options), **own, "enable.auto.commit": False})
+    known = for_confluent(for_librdkafka(sink.servers, sink.options))
+    reader = Consumer({**known, **own, "enable.auto.commit": False})
     rows: dict[int | None, list[tuple[bytes | None, bytes | None]]] = {}
     try:
         numbers = list(reader.list_topics(sink.topic, _SECONDS).topics[sink.topic].partitions)

@@ -51,6 +51,7 @@ DELETING, LEASE = "deleting", "lease"
 # A query's folder
 FIRST = "spark"  # the history that began with the job; and Spark's checkpoint in a savepoint
 LEDGER, INFLIGHT, CHECKPOINTS = "ledger", "inflight", "checkpoints"
+SCHEMAS = "schemas"  # of a registry, that a source or sink of the query has met
 
 # Spark's checkpoint
 OFFSETS, COMMITS, SOURCES, STATE, QUERY_ID = "offsets", "commits", "sources", "state", "metadata"

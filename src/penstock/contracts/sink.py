@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+    from penstock.storage.storage import Storage
+
 
 @dataclass(frozen=True, slots=True)
 class SinkScope:
@@ -194,6 +196,9 @@ class TwoPhaseSink(Sink):
         columns = Columns(schema, self.describe())
         self.shape(cast("DataFrame", columns))
         return _as_it_is
+
+    def resolve(self, kept: Storage | None, after: BaseException | None) -> None:
+        """As `Source.resolve`; also in each epoch, after `shape`, with no folder."""
 
     def redirected(self, suffix: str) -> TwoPhaseSink:
         """The same sink with another output: a topic, table or folder with `suffix` behind its name. For a fork of a

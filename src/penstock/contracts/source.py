@@ -99,6 +99,10 @@ class Source(ABC):
         """Raise, unless the user has accepted that positions continue in parts with another id (the second) than the
         one they were written for (the first)."""
 
+    def resolve(self, kept: Storage | None, after: BaseException | None) -> None:  # noqa: B027 - most ask no one
+        """After recovery: learn from other systems what rows need, such as ids of schemas, and keep in the query's
+        folder what a start without those systems needs. `after`: why the last start ended."""
+
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:  # noqa: B027 - most need nothing beside Spark
         """The job begins: start what must run beside its queries. `readers` names every place where a query reads this
         source."""

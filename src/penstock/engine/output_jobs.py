@@ -107,6 +107,7 @@ class EachEpoch:
 
     def run(self, frame: DataFrame, sink: TwoPhaseSink, assign: Assign, rule: int | None) -> list[Answer]:
         shaped = sink.shape(frame)
+        sink.resolve(None, None)
         rule = rule_for(shaped) if rule is None else rule
         rows, names = task.with_plain_names(with_hashes(shaped, rule))
         assignment = assign()

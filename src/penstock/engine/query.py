@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
     from penstock.checkpoint.spark_log import Barrier, SparkLog
     from penstock.config import Checkpoints
+    from penstock.contracts.sink import TwoPhaseSink
+    from penstock.contracts.source import Source
     from penstock.engine.protocol import Resume
     from penstock.engine.watermark import WatermarkTracker
     from penstock.events import Events
@@ -91,6 +93,7 @@ class QueryRunner:
         self._resume: Resume | None = None  # the result of this start's recovery
         self.alive = False  # whether a start is under way
         self.error: BaseException | None = None
+        self._failure: BaseException | None = None  # of the start before
         self.failed_at = 0.0
         self.done = False  # ended by itself, with nothing left to do
         self.barrier: Barrier | None = None  # of the newest epoch that this process completed
@@ -133,7 +136,7 @@ class QueryRunner:
 
     def start(self) -> None:
         """Begin one start; once `ended` is called, `done` or `error` say how it went."""
-        self.error, self.failed_at = None, 0.0
+        self._failure, self.error, self.failed_at = self.error, None, 0.0
         self._resume = self._until = None
         self._stopping.clear()
         self._wake.clear()
@@ -309,6 +312,9 @@ class QueryRunner:
             resume = coordinator.recover()
             for look in self._before_start:
                 look()
+            parts: tuple[Source | TwoPhaseSink, ...] = (*plan.sources.values(), *plan.sinks.values())
+            for part in parts:
+                part.resolve(common[1], self._failure)
             self._resume = resume
             if not self._checkpoints.logged:
                 coordinator.drain(self._stopping.is_set)  # first deliver what an earlier run left in the in-flight log

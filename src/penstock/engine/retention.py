@@ -45,7 +45,7 @@ RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 _MIN_BATCHES = 2  # recovery looks at the epoch before the last
 _MARK = re.compile(r"^[0-9a-f]{12}\.json$")
 _IN_LEDGER = (f"{layout.LEDGER}/{name}" for name in (layout.EPOCHS, layout.CLAIMS, layout.PROBE))
-_OF_A_QUERY = (layout.INFLIGHT, layout.CHECKPOINTS, *_IN_LEDGER)
+_OF_A_QUERY = (layout.INFLIGHT, layout.CHECKPOINTS, layout.SCHEMAS, *_IN_LEDGER)
 
 
 @contextlib.contextmanager

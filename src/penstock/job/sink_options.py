@@ -103,7 +103,7 @@ def arguments_of(sink: Callable[..., TwoPhaseSink]) -> dict[str, str]:
     return {
         parameter.name.lower(): "Mapping" if parameter.kind is parameter.VAR_KEYWORD else _type_of(parameter)
         for parameter in inspect.signature(sink).parameters.values()
-        if parameter.kind is not parameter.VAR_POSITIONAL
+        if parameter.kind is not parameter.VAR_POSITIONAL and "Format" not in _type_of(parameter)  # which is no text
     }
 
 

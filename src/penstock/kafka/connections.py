@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 import warnings
@@ -22,6 +23,7 @@ from penstock.deadline import Deadline
 from penstock.errors import MissingExtra, SystemUnavailable
 from penstock.kafka import errors, settings
 from penstock.kafka.librdkafka import Handle
+from penstock.kafka.tokens import for_confluent
 from penstock.secrets import is_secret
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def kafka_python() -> SimpleNamespace:
             from kafka.protocol.consumer import FetchRequest
             from kafka.protocol.metadata import FindCoordinatorRequest
             from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+        for name in ("kafka.net", "kafka.protocol"):  # at DEBUG they log every request, logins with their secrets too
+            logging.getLogger(name).setLevel(logging.INFO)
     except ImportError as error:
         raise MissingExtra.of("Kafka (kafka-python)", "kafka", error) from error
     return SimpleNamespace(
@@ -261,7 +265,7 @@ def librdkafka_admin(settings: Mapping[str, str], on_error: Callable[[Any], None
     except ImportError as error:
         raise MissingExtra.of("Kafka (confluent-kafka)", "kafka", error) from error
     more: dict[str, Any] = {} if on_error is None else {"error_cb": on_error}
-    return AdminClient({"log_level": "2", **settings, **more})
+    return AdminClient({"log_level": "2", **for_confluent(settings), **more})
 
 
 def describe_topics(client: AdminClient, names: Collection[str], seconds: float) -> dict[str, Any]:

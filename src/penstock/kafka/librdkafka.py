@@ -10,15 +10,18 @@ threads: an interpreter that is shutting down, or a forked child, is then never 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import functools
 import glob
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import ConfigurationError, MissingExtra
+from penstock.errors import ConfigurationError, MissingExtra, PenstockError
+from penstock.kafka.tokens import Token, keep_fresh, split, tokens_of
 from penstock.secrets import MASK
 
 _END_TXN = 26  # of Kafka's protocol
@@ -176,6 +179,7 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "error_string": (_S, (_P,)),
     "error_is_retriable": (_I, (_P,)),
     "error_destroy": (None, (_P,)),
+    "oauthbearer_set_token": (_I, (_P, _S, c.c_int64, _S, c.POINTER(_S), c.c_size_t, _P, c.c_size_t)),
 }
 
 
@@ -220,6 +224,11 @@ class Handle:
         self._lib = lib = library()
         self._topics: dict[str, int] = {}
         self._rk: int | None = None
+        self._tokens, self._token = tokens_of(settings), Token("", 0.0, "")
+        self._renewing = threading.Lock()  # held while a token is set: by another thread than that of all other calls
+        if self._tokens is not None:
+            self._tokens.get()  # raises where none can be had
+            _, settings = split(settings)
 
         def delivered(_rk: Any, message: Any, _opaque: Any) -> None:
             m = message[0]
@@ -257,6 +266,22 @@ class Handle:
                 safe="nothing was written.",
                 to_do="correct the sink's options.",
             )
+        if self._tokens is not None:
+            self.renew()
+            keep_fresh(self)
+
+    def renew(self) -> None:
+        """Hand librdkafka the current token, where there is a newer one. Safe from any thread."""
+        assert self._tokens is not None
+        with contextlib.suppress(PenstockError):  # without a newer one the broker refuses the old one in the end
+            token, buffer = self._tokens.get(), c.create_string_buffer(512)
+            flat = [part.encode() for pair in self._tokens.extensions.items() for part in pair]
+            plain = token.value.encode(), int(token.expires * 1000), token.principal.encode()
+            with self._renewing:
+                if self._rk is not None and token != self._token:
+                    extensions = (c.c_char_p * len(flat))(*flat), len(flat)
+                    self._lib.rd_kafka_oauthbearer_set_token(self._rk, *plain, *extensions, buffer, len(buffer))
+                    self._token = token
 
     def text(self, code: int) -> str:
         return str(self._lib.rd_kafka_err2str(code).decode())
@@ -336,13 +361,14 @@ class Handle:
         """Free all local resources; a transaction that is open at the broker stays open."""
         if self._rk is None:
             return
-        self._lib.rd_kafka_purge(self._rk, _PURGE_QUEUE | _PURGE_INFLIGHT)
+        with self._renewing:  # from here on no token is set
+            rk, self._rk = self._rk, None
+        self._lib.rd_kafka_purge(rk, _PURGE_QUEUE | _PURGE_INFLIGHT)
         for handle in self._topics.values():
             self._lib.rd_kafka_topic_destroy(handle)
         self._topics.clear()
-        self._lib.rd_kafka_destroy(self._rk)
-        ENDINGS.forget(self._rk)
-        self._rk = None
+        self._lib.rd_kafka_destroy(rk)
+        ENDINGS.forget(rk)
 
     def abandon(self) -> None:
         """Forget the handle without touching it: in a forked child its threads do not exist."""

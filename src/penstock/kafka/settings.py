@@ -14,18 +14,29 @@ from typing import Any
 
 from penstock import deadline
 from penstock.errors import ConfigurationError
+from penstock.kafka import tokens
 
 CLIENT_ID = "penstock"
 
 _SAME_IN_JAVA = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
-_CONNECTION = re.compile(r"^(security|sasl|ssl|socket|reconnect|broker)\.|^(client\.id|enable\.ssl\..*)$")
+_CONNECTION = re.compile(r"^(security|sasl|ssl|https|socket|reconnect|broker)\.|^(client\.id|enable\.ssl\..*)$")
 _JAVA_ONLY = re.compile(r"^(sasl\.(jaas|login|client|server)|ssl\.(truststore|keystore|protocol|enabled|provider))")
-_LOGIN_FIELD = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_LOGIN_FIELD = re.compile(r'\b(username|password|clientId|clientSecret|scope)\s*=\s*"((?:[^"\\]|\\.)*)"')
+#: The fields of OAUTHBEARER's login line, and the settings that they are here.
+_CLIENT = {"clientId": "client.id", "clientSecret": "client.secret", "scope": "scope", "tokenFile": "token.file"}
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "OAUTHBEARER": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
 }
+#: What gets tokens in Java. Kafka's own reads a file once and never again; MSK's is in a jar of Amazon's.
+LOGIN_HANDLER = "sasl.login.callback.handler.class"
+FILE_HANDLER = "penstock.kafka.TokenFileLogin"
+_HANDLERS = {
+    "oidc": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler", "file": FILE_HANDLER,
+    "aws_msk_iam": "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler",
+}  # fmt: skip
 _TRUST = {"ssl.truststore.location": "ssl.ca.location", "ssl.truststore.certificates": "ssl.ca.pem"}
 _KAFKA_PYTHON = {
     "client.id": "client_id", "sasl.username": "sasl_plain_username", "sasl.password": "sasl_plain_password",
@@ -145,6 +156,7 @@ def for_java(client: Mapping[str, str]) -> dict[str, str]:
     settings = {_SAME_IN_JAVA.get(name, name): value for name, value in client.items()}
     if "security.protocol" in settings:
         settings["security.protocol"] = settings["security.protocol"].upper()
+    _tokens_for_java(settings)
     _login_for_java(settings)
     _trust_for_java(settings)
     _key_for_java(settings)
@@ -161,6 +173,23 @@ def _login_for_java(settings: dict[str, str]) -> None:
     if line is None:
         raise _untranslatable(f"sasl.username with the mechanism {mechanism}", "give kafka.sasl.jaas.config yourself")
     settings["sasl.jaas.config"] = line
+
+
+def _tokens_for_java(settings: dict[str, str]) -> None:
+    """OAUTHBEARER's login line and handler, unless the user gives one."""
+    bearer = settings.get("sasl.mechanism", "").upper() == "OAUTHBEARER"
+    options, plain = tokens.split(settings)
+    settings.clear()
+    settings.update(plain)
+    if (url := options.get("token.endpoint.url")) is not None:
+        settings[f"{tokens.PREFIX}token.endpoint.url"] = url
+    if not bearer or "sasl.jaas.config" in settings:
+        return
+    method = tokens.method_of(options)
+    settings.setdefault(LOGIN_HANDLER, _HANDLERS[method])
+    fields = {java: options[name] for java, name in _CLIENT.items() if name in options}
+    fields |= {f"extension_{name}": value for name, value in tokens.extensions_of(options).items()}
+    settings["sasl.jaas.config"] = str(write_login("OAUTHBEARER", fields))
 
 
 def _trust_for_java(settings: dict[str, str]) -> None:
@@ -222,9 +251,11 @@ def for_librdkafka(servers: str, client: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_login(line: str) -> dict[str, str]:
-    """`username` and `password` from Java's login line (`sasl.jaas.config`), each if the line has it."""
+    """What Java's login line (`sasl.jaas.config`) has of user and password, or of OAUTHBEARER's client: settings, whose
+    names go on behind `sasl.`."""
     login: dict[str, str] = {}
     for name, value in _LOGIN_FIELD.findall(line):
+        name = f"oauthbearer.{_CLIENT[name]}" if name in _CLIENT else name
         login.setdefault(name, re.sub(r"\\(.)", r"\1", value))
     return login
 
@@ -257,18 +288,25 @@ def for_kafka_python(servers: str, options: Mapping[str, str]) -> dict[str, Any]
     admin["security_protocol"] = protocol
     if protocol.startswith("SASL"):
         mechanism = options.get("sasl.mechanism", "GSSAPI").upper()
-        if mechanism == "OAUTHBEARER":
-            raise ConfigurationError(
-                "The driver cannot fetch OAUTHBEARER tokens yet.",
-                to_do="use SCRAM-SHA-512, PLAIN over TLS, Kerberos or client certificates for this sink.",
-            )
         admin["sasl_mechanism"] = mechanism
+        if (bearer := tokens.tokens_of(options)) is not None:
+            admin["sasl_oauth_token_provider"] = _provider(bearer)
     if protocol.endswith("SSL"):
         hostname = options.get("ssl.endpoint.identification.algorithm", "https") != "none"
         admin["ssl_check_hostname"] = hostname
         if "ssl.ca.pem" in options or options.get("enable.ssl.certificate.verification") == "false":
             admin["ssl_context"] = _context(options, hostname)
     return admin
+
+
+def _provider(bearer: tokens.Tokens) -> Any:
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+
+    class Provider(AbstractTokenProvider):  # type: ignore[misc]
+        token, extensions = staticmethod(lambda: bearer.get().value), staticmethod(lambda: bearer.extensions)
+
+    bearer.get()  # its error has a name here
+    return Provider()
 
 
 def _context(options: Mapping[str, str], hostname: bool) -> ssl.SSLContext:

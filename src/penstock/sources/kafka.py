@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -17,12 +18,16 @@ from penstock.deadline import Deadline
 from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
 from penstock.kafka.consumer_group import AdminSender, GroupPublisher
 from penstock.kafka.errors import AUTHENTICATION, DENIED
-from penstock.kafka.settings import for_java, for_librdkafka, split_options
+from penstock.kafka.settings import LOGIN_HANDLER, for_java, for_librdkafka, split_options
 from penstock.sources.streams import stream_reader
+from penstock.spark.registry import Format, wire_columns
+from penstock.spark.session import ensure_login
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.storage.storage import Storage
 
 #: Java's defaults are made for many small polls. An epoch reads a known range as fast as it can: fewer, larger fetches
 #: made a whole pipeline 1.4 times faster, and a short wait at the end of a range halved its latency.
@@ -62,6 +67,9 @@ class KafkaSource(Source):
     A topic that was deleted and created again stops the job (`TopicRecreated`): its positions are those of the former
     one. `accepted_ids` are the ids of topics in which the job is to go on at them all the same.
 
+    `key` and `value` are formats of a schema registry: `Avro`, `Protobuf` or `JsonSchema`. (Many arguments, because a
+    reader of the program looks for each by its name.)
+
     Committed positions are mirrored to the consumer group `group` (`penstock-<job>-<uid>`), for lag tools only.
     """
 
@@ -75,6 +83,8 @@ class KafkaSource(Source):
         max_offsets_per_epoch: int | None = None,
         group: str | None = None,
         accepted_ids: Sequence[str] = (),
+        key: Format | None = None,
+        value: Format | None = None,
         options: Mapping[str, Any] | None = None,
         tuned: bool = True,
     ) -> None:
@@ -89,6 +99,7 @@ class KafkaSource(Source):
         self._publishers: dict[str, GroupPublisher] = {}
         self._looker: AdminClient | None = None  # made when ids or ends of topics are first asked for
         self._refuse_contradictions()
+        self._columns = wire_columns(self.topics[0] if len(self.topics) == 1 else None, key, value)
 
     def _refuse_contradictions(self) -> None:
         problem = ""
@@ -149,7 +160,14 @@ class KafkaSource(Source):
         return begin_offsets(self._admin(), self.servers, topics, pattern, starting)
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
-        return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
+        options = self.reader_options(uid)
+        ensure_login(spark, options.get(f"kafka.{LOGIN_HANDLER}", ""))
+        frame = stream_reader(spark, uid).format("kafka").options(**options).load()
+        return functools.reduce(lambda rows, column: column.read(rows), self._columns, frame)
+
+    def resolve(self, kept: Storage | None, after: BaseException | None) -> None:
+        for column in self._columns:
+            column.resolve(kept, after)
 
     def redirected(self, suffix: str) -> KafkaSource:
         redirected = copy.copy(self)

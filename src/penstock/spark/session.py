@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.state import PARTITIONS
+from penstock.errors import ConfigurationError
+from penstock.kafka.settings import FILE_HANDLER
 from penstock.naming import user_cache
 from penstock.processes import usable_cores
 from penstock.secrets import is_secret, masked
@@ -30,7 +32,7 @@ from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import apply_over_running, apply_settings, remember_defaults, warn_overridden
 from penstock.storage.private import create_own
 from penstock.storage.storage import local_path
-from penstock.supply.jars import has_connector, is_present, jar_set
+from penstock.supply.jars import compiled, has_connector, is_present, jar_set
 from penstock.supply.java import ClassArchive, compiler_options, find_java, wrapped_home
 from penstock.supply.pack import is_shipped
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
@@ -372,6 +374,19 @@ def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
     """Add the jars to a running session that lacks them: under spark-submit, and where a job adds a source later."""
     if KAFKA_JARS in sets and not _loads(spark._jvm, _KAFKA_CLASS):
         _add(spark, jar_set(KAFKA_JARS))
+
+
+def ensure_login(spark: SparkSession, handler: str) -> None:
+    """Have Spark's Kafka clients find the class that logs them in. `ConfigurationError` where the user has to bring
+    it."""
+    if handler == FILE_HANDLER:
+        ensure_files(spark, [compiled("penstock.kafka", "TokenFileLogin", [KAFKA_JARS])])
+    elif handler and not _loads(spark._jvm, handler):
+        raise ConfigurationError(
+            f"Spark's Kafka clients log in with {handler}, and its JVM has no such class.",
+            to_do="add its jar to spark.jars, or its package to spark.jars.packages; for MSK IAM,"
+            " software.amazon.msk:aws-msk-iam-auth:2.3.9, or its jar that ends in -all.jar.",
+        )
 
 
 def ensure_files(spark: SparkSession, jars: Iterable[Path]) -> None:

@@ -34,6 +34,7 @@ class Folder:
             self.write(f"{uid}/ledger/epochs/0000000000.g00000001.json")
             self.write(f"{uid}/ledger/claims/00000001.json")
             self.write(f"{uid}/inflight/id/sink/drained/0000000000.json")
+            self.write(f"{uid}/schemas/0000000007-5f0c2a9b.json")
             self.write(f"queries/{uid}.json")
         self.write("global/0000000001.json")
         self.generations = {"copy": 2, "count": 1}
@@ -135,7 +136,7 @@ def test_kept_when_a_newer_run_registers_just_then(folder: Folder, monkeypatch: 
     monkeypatch.setattr(folder.storage, "create", register_first)
     assert folder.job.delete(folder.generations) == "generation 3 of query copy has taken over"
     folder.job.refuse_marked()
-    assert len(folder.files() - folder.numbers) == 17
+    assert len(folder.files() - folder.numbers) == 19
 
 
 def test_a_run_that_registers_during_the_deletion_begins_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

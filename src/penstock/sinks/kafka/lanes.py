@@ -31,6 +31,8 @@ from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.kafka import errors, settings
 from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
+from penstock.kafka.tokens import for_confluent
+from penstock.spark.session import ensure_login
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,6 +175,7 @@ class KafkaLanes(LaneClient):
                 to_do="let the job make the session, or add the jars that KafkaSink.lane_jars() names to spark.jars.",
             )
         producer, consumer = self._java_settings()
+        ensure_login(spark, producer.get(settings.LOGIN_HANDLER, ""))
         begun = {str(lane): f"{mark.offset} {mark.part}" for lane, mark in self._begun.items()}
         owner, names = self._owner, (self._topic, self._marks, self._prefix)
         return made(
@@ -198,7 +201,8 @@ class KafkaLanes(LaneClient):
             "delivery.report.only.error": False,
             "linger.ms": "0",
         }
-        return Producer({"log_level": "2", **settings.for_producer(self._servers, self._options, _TIMEOUT), **ours})
+        known = for_confluent(settings.for_producer(self._servers, self._options, _TIMEOUT))
+        return Producer({"log_level": "2", **known, **ours})
 
     def consumer(self) -> Any:
         from confluent_kafka import Consumer
@@ -207,7 +211,7 @@ class KafkaLanes(LaneClient):
             "group.id": f"penstock-{uuid.uuid4()}", "isolation.level": "read_committed", "enable.partition.eof": True,
             "enable.auto.commit": False, "auto.offset.reset": "error", "fetch.wait.max.ms": 100, "log_level": "2",
         }  # fmt: skip
-        return Consumer({**self._connection, **ours})
+        return Consumer({**for_confluent(self._connection), **ours})
 
     def reached(self, message: Any) -> int | None:
         """The offset to which a reader has come with this message; None for an error that passes."""

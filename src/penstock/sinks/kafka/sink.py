@@ -15,6 +15,7 @@ from penstock.errors import ConfigurationError, SchemaMismatch, TimeoutsContradi
 from penstock.kafka import errors, settings
 from penstock.kafka.connections import Connections, kafka_python, reach
 from penstock.secrets import mask_setting
+from penstock.spark.registry import Format, WireColumn, wire_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.sinks.kafka.committer import KafkaCommitter
     from penstock.sinks.kafka.lanes import KafkaLanes
     from penstock.sinks.kafka.writer import KafkaWriter
+    from penstock.storage.storage import Storage
 
 #: In the order in which the writer takes them: Spark's Kafka sink's columns, and `timestamp`.
 ACCEPTED = {
@@ -59,9 +61,13 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
 
     `create_topic` creates a missing `topic` when the job starts, with `partitions` and `replication` or the broker's
     defaults. Without it a missing topic is an error.
+
+    `key` and `value` are formats of a schema registry: `Avro`, `Protobuf` or `JsonSchema`. A frame without a column
+    `value` is then written as a struct of all columns that have no other meaning here.
     """
 
     shapes_once: ClassVar[bool] = True
+    _columns: ClassVar[Sequence[WireColumn]] = ()  # an instance has its own
 
     topic: str | None = None
     servers: str = field(kw_only=True)
@@ -71,6 +77,8 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
     partitions: int | None = field(default=None, kw_only=True)
     replication: int | None = field(default=None, kw_only=True)
     options: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    key: Format | None = field(default=None, kw_only=True)
+    value: Format | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", settings.normalise(self.options))
@@ -80,6 +88,7 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
                 to_do="write KafkaSink('topic', create_topic=True, …), or create the topics beforehand.",
             )
         settings.transaction_seconds(self.transaction_timeout)
+        object.__setattr__(self, "_columns", wire_columns(self.topic, self.key, self.value))
 
     def __repr__(self) -> str:
         shown = {name: mask_setting(name, value) for name, value in sorted(self.options.items())}
@@ -92,6 +101,10 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         """The accepted columns in fixed order and type, others dropped as Spark does; strings as UTF-8 bytes."""
         from pyspark.sql import functions as f
 
+        if self.value is not None and "value" not in frame.columns:
+            frame = frame.withColumn("value", f.struct(*(name for name in frame.columns if name not in ACCEPTED)))
+        for wire in self._columns:
+            frame = wire.write(frame)
         columns = []
         for name, chosen in self._accepted(frame.schema).items():
             column = f.col(f"`{chosen.name}`")
@@ -101,6 +114,10 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
                 )
             columns.append(column.cast(_CAST[name]).alias(name) if name in _CAST else column.alias(name))
         return frame.select(*columns)
+
+    def resolve(self, kept: Storage | None, after: BaseException | None) -> None:
+        for column in self._columns:
+            column.resolve(kept, after)
 
     def fit(self, schema: StructType) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
         names = {name: chosen.name for name, chosen in self._accepted(schema).items()}
