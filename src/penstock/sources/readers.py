@@ -81,12 +81,6 @@ class DataGen(DataSource):
         return for_this_spark(NumberReader)(self.options)
 
 
-class Range(InputPartition):
-    def __init__(self, start: int, end: int) -> None:
-        super().__init__(None)
-        self.start, self.end = start, end
-
-
 class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans in the driver's planner process, reads in tasks."""
 
@@ -119,12 +113,12 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pace = Pace(self._rows, None)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [Range(*edges) for edges in split(int(start["next"]), int(end["next"]), self._partitions)]
+        return [InputPartition(edges) for edges in split(int(start["next"]), int(end["next"]), self._partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
-        for begin in range(partition.start, partition.end, BATCH_ROWS):
-            yield numbers(begin, min(begin + BATCH_ROWS, partition.end))
+        start, end = partition.value
+        for begin in range(start, end, BATCH_ROWS):
+            yield numbers(begin, min(begin + BATCH_ROWS, end))
 
 
 def numbers(start: int, end: int) -> pa.RecordBatch:
@@ -152,17 +146,9 @@ class JournalledLines(DataSource):
         return for_this_spark(LineReader)(self.options)
 
 
-class Lines(InputPartition):
-    """The lines of frames, in order, each with the moment of receipt. They are read where Spark plans the epoch and
-    travel with the task, so tasks need not reach the journal."""
-
-    def __init__(self, parts: Sequence[tuple[int, bytes]]) -> None:
-        super().__init__(None)
-        self.parts = parts
-
-
 class LineReader(DataSourceStreamReader):
-    """Plans in the driver's planner process, decodes in tasks."""
+    """Plans in the driver's planner process, decodes in tasks. Lines travel with the task, each frame's with the moment
+    of receipt, so tasks need not reach the journal."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self._most = int(options["most"])
@@ -185,11 +171,10 @@ class LineReader(DataSourceStreamReader):
             return pack(self._journal.frames(int(start["position"]), int(end["position"])))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Lines)
-        yield decode(partition.parts)
+        yield decode(partition.value)
 
 
-def pack(frames: Iterable[Frame]) -> list[Lines]:
+def pack(frames: Iterable[Frame]) -> list[InputPartition]:
     """One partition for about `TASK_BYTES` of lines; none is empty."""
     tasks: list[list[tuple[int, bytes]]] = []
     size = TASK_BYTES
@@ -199,7 +184,7 @@ def pack(frames: Iterable[Frame]) -> list[Lines]:
             size = 0
         tasks[-1].append((frame.received, frame.lines))
         size += len(frame.lines)
-    return [Lines(parts) for parts in tasks]
+    return [InputPartition(parts) for parts in tasks]
 
 
 def decode(parts: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:

@@ -282,7 +282,7 @@ def test_large_epochs_are_several_tasks(tmp_path: Path) -> None:
     for number in range(5):
         end = journal.append(b"%d %s\n" % (number, b"x" * 300_000))
     planned = reader(tmp_path).partitions({"position": 0}, {"position": end})
-    assert [len(one.parts) for one in planned] == [2, 2, 1]  # type: ignore[attr-defined]
+    assert [len(one.value) for one in planned] == [2, 2, 1]
 
 
 def test_the_journal_decides_the_guarantee(tmp_path: Path) -> None:
