@@ -50,11 +50,6 @@ _TAKES = {
     "timestamp": {"datetime", "timestamp"},
     "time": {"time"},
 }
-_SPARK = {
-    "bigint": "bigint", "int": "int", "smallint": "smallint", "tinyint": "tinyint", "boolean": "boolean",
-    "double": "double", "float": "float", "string": "string", "binary": "binary", "date": "date",
-    "timestamp": "timestamp", "timestamp_ntz": "timestamp", "void": "string",
-}  # fmt: skip
 _ROUNDING = re.compile(r"(double|float|real)\(\d+,\d+\)")  # to so many digits behind the point
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")  # of an ENUM or a SET
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
@@ -67,18 +62,17 @@ _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"))
 
 def of_spark(name: str, kind: DataType) -> str:
     """`SchemaMismatch` for what no column takes."""
-    text = kind.simpleString()
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
     if is_nested(kind):
         return "json"
-    if text in _SPARK:
-        return _SPARK[text]
-    if _DECIMAL.fullmatch(text):
-        return text
-    if text.startswith(("char(", "varchar(", "string ")):
+    if kind.typeName() in ("char", "varchar"):
         return "string"
-    if text.startswith("time("):
-        return "time"
-    raise unsupported(name, text)
+    try:
+        return of_arrow(name, to_arrow_type(kind, timezone="UTC"))
+    except (PySparkException, SchemaMismatch):
+        raise unsupported(name, kind.simpleString()) from None
 
 
 def of_arrow(name: str, kind: pa.DataType) -> str:
