@@ -1,7 +1,7 @@
 """A source that makes up its rows: for examples, drills and benchmarks, and for a first job without any broker.
 
-Row n is the same row for ever: Spark only remembers how many rows it has taken (`{"next": n}`), and every column is
-a SQL expression over that number. So the source replays exactly, on any number of partitions, after any crash.
+Spark only remembers how many rows it has taken, and every column is a SQL expression over a row's number. So the source
+replays exactly, on any number of partitions, after any crash.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Rows as bytes: Parquet by pyarrow; JSON lines and CSV rendered by Spark and only joined here.
-
-Spark renders text itself, so it looks as in Spark's own writers. A task joins the lines without touching rows.
+"""Rows as bytes: Parquet by pyarrow; JSON lines and CSV rendered by Spark, as its own writers do, and only joined here.
 
 A Parquet footer leaves NaN out, while Spark sorts NaN above every number and skips row groups by the footer. So columns
 that may hold NaN get no statistics, or a search for large numbers would miss rows.

@@ -1,16 +1,9 @@
 """MySQL and MariaDB as a `Dialect`: XA transactions, staging tables dropped after the move's COMMIT.
 
-A writer inserts its marker as the first thing in its transaction, with the number of its connection. InnoDB shows a row
-that is not committed yet to READ UNCOMMITTED, so one table answers everything:
-
-| read uncommitted | read committed | the transaction is |
-|---|---|---|
-| there | there | committed |
-| there | no | still open: live in that connection, or prepared |
-| no | no | rolled back, or its marker was pruned |
-
-That holds for live and for prepared transactions and after a crash of the server, asks no right but SELECT, and leaves
-no gap: InnoDB takes the marker away only with everything else that the transaction wrote.
+A writer inserts its marker as the first thing in its transaction. InnoDB shows a row that is not committed yet to READ
+UNCOMMITTED, so one table answers everything (docs/how-to/mysql.md has the answers), for live and for prepared
+transactions and after a crash of the server. That asks no right but SELECT, and leaves no gap: InnoDB takes the marker
+away only with everything else that the transaction wrote.
 
 A successful `XA COMMIT` is proof. Anything else is not: error 1397 means finished, or unknown, or still owned by a
 connection, so the marker decides, and while it is open the commit is sent again. A transaction that was rolled back

@@ -1,13 +1,7 @@
 """The target table and the server: read, compared with the rows, created, checked; and the names of a sink's writers.
 
-A sink is its job, its uid and its table. The table is part of it because one server may hold the same job twice: a
-fork that writes into tables of its own, a copy for testing. XA ids are known to the whole server, so the database is
-part of theirs.
-
-    XA id     penstock-<digest of sink and database>,  g<generation>-e<epoch>-a<attempt>-p<partition>-<random>
-    staging   penstock_stage_<digest of sink>_g<generation>_<random>
-
-The second half of an XA id, or the name of the staging table, is the writer's name: in its committable and its marker.
+The table is a part of a sink here, because one server may hold the same job twice: a fork that writes into tables of
+its own, a copy for testing. XA ids are known to the whole server, so the database is part of theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Column types, and rows as the text that `LOAD DATA LOCAL INFILE` reads.
 
-A kind is a short word for what Spark and Arrow call a type: `bigint`, `int`, `smallint`, `tinyint`, `ubigint`,
-`boolean`, `double`, `float`, `decimal(p,s)`, `string`, `json`, `binary`, `date`, `timestamp`, `time`. Rows become text
-column by column, by Arrow's own kernels, without a Python object per row.
+A kind is a short word for what Spark and Arrow call a type, such as `bigint` or `decimal(p,s)`. Rows become text column
+by column, by Arrow's own kernels, without a Python object per row.
 """
 
 from __future__ import annotations

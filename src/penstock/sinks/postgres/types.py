@@ -1,8 +1,7 @@
 """Which values a PostgreSQL column takes, and in which Arrow type they travel.
 
 Rows go as binary COPY, whose bytes the server takes as they are: an int32 for a bigint would be refused, or misread. So
-every column is cast to the exact type of its target. Unsafe casts are refused: a number that would be rounded, a time
-whose zone would be a guess.
+every column is cast to the exact type of its target, and a cast that is not safe is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The target table as its user describes it, the names of what a sink leaves beside it, and rows against its columns.
 
-A writer's name begins with a label of its sink (`job:uid`) and carries generation, epoch, attempt, partition and task
-attempt, so that a person can read it. A random token at its end makes it unique for all time: also after the checkpoint
-was deleted, when generations and epochs begin again at one.
+A writer's name ends with a random token, which makes it unique for all time: also after the checkpoint was deleted,
+when generations and epochs begin again at one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Compares the columns of rows with those of a table, as Arrow types, before the first row is written.
-
-Rows go into a table by name. They may lack nullable columns, and their numbers may be narrower than the table's. All
-other differences are refused: nothing is cut, rounded or dropped silently.
-"""
+"""Compares the columns of rows with those of a table, as Arrow types, before the first row is written: nothing is cut,
+rounded or dropped silently."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """An Iceberg table as `Target`, through pyiceberg: data files and the sink's mark in one commit of the catalog.
 
-The mark is a table property, see `iceberg_mark`. It is read with its snapshot and written with the next one, and a
-commit succeeds only on top of that very snapshot. Snapshots expire; properties stay.
+The mark is a table property, see `iceberg_mark`: snapshots expire, properties stay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The interface between the shared part of the table sinks and Delta or Iceberg, and what both formats share.
 
-A table's own log is a line: every commit is made against the state before it, and of two made against the same state
-one fails. All proofs rest on that: `append` succeeds only against the very state that was last looked at, so no other
-writer can have taken a token between "not taken yet" and "taken now".
+All proofs rest on one thing: `append` succeeds only against the very state that was last looked at, so no other writer
+can have taken a token between "not taken yet" and "taken now".
 """
 
 from __future__ import annotations
