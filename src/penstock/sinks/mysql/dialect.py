@@ -20,9 +20,11 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import Leftover
+from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
 from penstock.sinks.mysql.session import (
     DUPLICATE,
@@ -33,14 +35,10 @@ from penstock.sinks.mysql.session import (
     Session,
     mapper,
 )
+from penstock.sinks.mysql.sink import MySqlSink
 from penstock.sinks.mysql.tables import Names, two_phase_refusal
-from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, name_of
+from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, leftovers, name_of
 from penstock.sinks.sql.tables import quoted
-
-if TYPE_CHECKING:
-    from penstock.checkpoint.decision import Committable
-    from penstock.deadline import Deadline
-    from penstock.sinks.mysql.sink import MySqlSink
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +96,11 @@ class MySqlDialect(Dialect[Session]):
 
     def set_up(self, connection: Session, since: str | None = None) -> None:
         """Nothing can be proven then about writers that began before `since` (default: now)."""
-        if self.missing(connection):
+        there = connection.query(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name IN (%s, %s)",
+            [self.names.database, *_TABLES],
+        )
+        if len(there) < len(_TABLES):
             for table, columns in _TABLES.items():
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {self.names.quoted(table)} {columns}")
         if not connection.query(f"SELECT 1 FROM {self._sinks} WHERE sink = %s", [self.names.sink]):
@@ -106,13 +108,6 @@ class MySqlDialect(Dialect[Session]):
                 f"INSERT IGNORE INTO {self._sinks} VALUES (%s, 0, 0, %s - INTERVAL 1 MICROSECOND)",
                 [self.names.sink, since or self.now(connection)],
             )
-
-    def missing(self, session: Session) -> list[str]:
-        there = session.query(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name IN (%s, %s)",
-            [self.names.database, *_TABLES],
-        )
-        return sorted(_TABLES.keys() - {str(name) for (name,) in there})
 
     def now(self, session: Session) -> str:
         """The server's time, by which writers are compared with pruned markers."""
@@ -214,14 +209,11 @@ class MySqlDialect(Dialect[Session]):
 
     def recover(self, connection: Session) -> Sequence[Leftover]:
         is_open = self._look(connection)[0]
-        found = []
-        for name in {*is_open, *self._staging_tables(connection)}:
-            numbers = self.names.numbers_in(name)
-            if numbers is not None:
-                since = is_open[name].since if name in is_open else None
-                at = None if since is None else datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
-                found.append(Leftover(name, **numbers, started=at))
-        return found
+        began = {
+            name: datetime.fromisoformat(transaction.since).replace(tzinfo=UTC).timestamp()
+            for name, transaction in is_open.items()
+        }
+        return leftovers({**dict.fromkeys(self._staging_tables(connection)), **began}, self.names.numbers_in)
 
     def _recovered(self, session: Session) -> set[str]:
         """The writers of this sink whose transactions are prepared, of every generation."""

@@ -17,15 +17,7 @@ from penstock.errors import ConfigurationError, SchemaMismatch, TableMissing
 from penstock.sinks.mysql.session import ALLOW_LOADING, SYSTEM, ServerError, Session
 from penstock.sinks.mysql.types import column_type, refusal
 from penstock.sinks.sql.faults import NOTHING_VISIBLE
-from penstock.sinks.sql.tables import (
-    Column,
-    compare,
-    digest,
-    label,
-    quoted,
-    staging_generation,
-    staging_prefix,
-)
+from penstock.sinks.sql.tables import Column, compare, digest, label, numbers_in, quoted, staging_prefix
 
 if TYPE_CHECKING:
     from penstock.sinks.mysql.dialect import MySqlDialect
@@ -87,8 +79,7 @@ class Names:
         match = _BRANCH.fullmatch(writer)
         if match is not None:
             return {key: int(value) for key, value in match.groupdict().items()}
-        generation = staging_generation(writer, self.identity)
-        return None if generation is None else {"generation": generation}
+        return numbers_in(writer, self.identity)
 
     def quoted(self, table: str) -> str:
         return f"{quoted(self.database, '`')}.{quoted(table, '`')}"
@@ -143,13 +134,11 @@ def read(session: Session, names: Names) -> Table | None:
 def fitting(session: Session, names: Names, columns: RowColumns, *, create: bool, key: Sequence[str] = ()) -> Table:
     """The table for rows of `columns`, created now if allowed; otherwise an error that names every difference."""
     table = read(session, names)
-    if table is None:
-        if not create:
-            raise missing(names)
+    if table is None and create:
         session.execute(creation(names, columns, key, collation(session, columns, key)))
         table = read(session, names)
-        if table is None:
-            raise missing(names)
+    if table is None:
+        raise missing(names)
     require(table, names, columns)
     return table
 

@@ -21,7 +21,7 @@ already connected, and a later one fails by itself. An older run does not raise 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -172,6 +172,12 @@ def split(committables: Collection[Committable]) -> tuple[list[Committable], lis
     there = sorted((each for each in committables if name_of(each)), key=lambda each: each.writer)
     prepared = [each for each in there if not is_staging(name_of(each))]
     return prepared, [each for each in there if is_staging(name_of(each))]
+
+
+def leftovers(began: Mapping[str, float | None], numbers_in: Callable[[str], dict[str, Any] | None]) -> list[Leftover]:
+    """Those of the writers that a server lists, and when they began, whose names are of the sink."""
+    numbered = ((name, numbers_in(name), since) for name, since in began.items())
+    return [Leftover(name, **numbers, started=since) for name, numbers, since in numbered if numbers is not None]
 
 
 def payload_of(
