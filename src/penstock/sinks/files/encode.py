@@ -9,9 +9,8 @@ hardly repeat, this takes most of the writing time and makes the file larger. So
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from penstock.errors import SchemaMismatch
@@ -36,16 +35,7 @@ ROW_GROUP_ROWS = 1 << 20
 SAMPLE = 10_000
 
 
-class Encoder(ABC):
-    @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write buffered rows and the end of the file; close the stream."""
-
-
-class ParquetEncoder(Encoder):
+class ParquetEncoder:
     """Buffers rows into row groups. `options` are those of `pyarrow.parquet.ParquetWriter`."""
 
     def __init__(self, stream: Any, compression: str, schema: pa.Schema | None = None, **options: Any) -> None:
@@ -89,13 +79,14 @@ class ParquetEncoder(Encoder):
         return never_nan(schema)
 
     def close(self) -> None:
+        """Write buffered rows and the end of the file; close the stream."""
         self.flush()
         if self._writer is not None:
             self._writer.close()
         self._stream.close()
 
 
-class LinesEncoder(Encoder):
+class LinesEncoder:
     """One string column, one line each. Null lines are empty lines."""
 
     def __init__(self, stream: Any, compression: str, *, header: bool, separator: str) -> None:
@@ -113,6 +104,9 @@ class LinesEncoder(Encoder):
 
     def close(self) -> None:
         self._stream.close()
+
+
+Encoder: TypeAlias = ParquetEncoder | LinesEncoder
 
 
 def joined(column: pa.Array, separator: str) -> pa.Buffer:
