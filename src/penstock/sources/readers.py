@@ -118,11 +118,8 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         start, end = partition.value
         for begin in range(start, end, BATCH_ROWS):
-            yield numbers(begin, min(begin + BATCH_ROWS, end))
-
-
-def numbers(start: int, end: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(np.arange(start, end, dtype=np.int64))], schema=_NUMBERS)
+            ids = pa.array(np.arange(begin, min(begin + BATCH_ROWS, end), dtype=np.int64))
+            yield pa.RecordBatch.from_arrays([ids], schema=_NUMBERS)
 
 
 TASK_BYTES = 512 << 10  # of lines: Spark warns of larger task descriptions

@@ -27,7 +27,7 @@ from penstock.errors import (
 from penstock.failpoints import InjectedFault, hooked
 from penstock.sources import journal as journals
 from penstock.sources.journal import Journal, JournalReader
-from penstock.sources.socket import Receiver, whole_lines
+from penstock.sources.socket import Receiver
 from tests.support.line_server import LineServer
 from tests.support.waiting import until
 
@@ -234,12 +234,6 @@ def test_a_second_driver_takes_over(server: LineServer, receive: Callable[..., R
     server.send(b"lost\n")
     until(lambda: not old._thread.is_alive(), "the old one to give up", 20)
     assert content(tmp_path) == b"old\nnew\n"
-
-
-def test_split() -> None:
-    assert whole_lines(b"a\nb") == (b"a\n", b"b")
-    assert whole_lines(b"ab") == (b"", b"ab")
-    assert whole_lines(b"a\n") == (b"a\n", b"")
 
 
 def reader(folder: Path, most: int = 1000, *, strict: bool = True) -> LineReader:
