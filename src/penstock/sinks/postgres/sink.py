@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
-from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
+from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline, seconds
 from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
 from penstock.sinks.postgres.connection import Line, Place, Server, client, mapper
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from penstock.sinks.postgres.writer import PostgresWriter
-    from penstock.sinks.sql.committer import SqlCommitter
 
 log = logging.getLogger(__name__)
 
@@ -122,12 +120,12 @@ class PostgresSink(TwoPhaseSink):
 
         return [Finding(uid, text) for text in tables.check(self, context, self._planned)]
 
-    def open_writer(self, scope: WriterScope) -> PostgresWriter:
+    def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.postgres.writer import PostgresWriter
 
         return PostgresWriter(self, scope)
 
-    def open_committer(self, scope: SinkScope) -> SqlCommitter[Line]:
+    def open_committer(self, scope: SinkScope) -> Committer:
         from penstock.sinks.postgres.dialect import PostgresDialect
         from penstock.sinks.sql.committer import SqlCommitter
 

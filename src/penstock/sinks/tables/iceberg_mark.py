@@ -15,12 +15,10 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.sinks.tables.target import Change, History
-
-if TYPE_CHECKING:
-    from penstock.storage.tree import Tree
+from penstock.storage.tree import Tree
 
 #: Commits whose pages are kept: more than there can be between the seal of an epoch and its commit.
 KEPT_COMMITS = 256

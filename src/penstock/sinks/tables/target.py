@@ -14,20 +14,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyarrow.parquet import FileMetaData, Statistics
 
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, PenstockError, StorageFull, SystemUnavailable
 from penstock.secrets import without_secrets
 from penstock.sinks.files import commit
 from penstock.storage.storage import is_full
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData, Statistics
-
-    from penstock.contracts.sink import SinkScope, WriterScope
-    from penstock.storage.tree import Tree
+from penstock.storage.tree import Tree
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _DATA = re.compile(r"-(?P<token>[0-9a-f]{20})-\d+\.parquet$")
