@@ -189,26 +189,30 @@ def csv_header(names: list[str], options: Mapping[str, str]) -> str:
 def _refuse_columns(kind: str, frame: DataFrame) -> None:
     from pyspark.sql import types as t
 
-    nested = (t.ArrayType, t.MapType, t.StructType)
-    parquet_types = (
-        t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
-        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, *nested,
-    )  # fmt: skip
-
     def unfit(whole: DataType) -> bool:
         if kind == "csv":
-            return isinstance(whole, (*nested, t.BinaryType))
-        return any(
-            (isinstance(part, t.StructType) and not part.fields)
-            or (kind == "parquet" and not isinstance(part, parquet_types))
-            for part in types_in(whole)
-        )
+            return isinstance(whole, (t.ArrayType, t.MapType, t.StructType, t.BinaryType))
+        if kind == "json":
+            return any(isinstance(part, t.StructType) and not part.fields for part in types_in(whole))
+        return not_in_parquet(whole)
 
     if problems := column_problems(frame, unfit):
         raise SchemaMismatch(
             f"FileSink cannot write these rows as {kind}: {'; '.join(problems)}.",
             to_do="select, rename or cast the columns, for example with to_json for nested ones.",
         )
+
+
+def not_in_parquet(kind: DataType) -> bool:
+    """Whether Parquet has no column for `kind`, or for a part of it."""
+    from pyspark.sql import types as t
+
+    known = (
+        t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
+        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, t.ArrayType, t.MapType,
+    )  # fmt: skip
+    parts = types_in(kind)
+    return not all(part.fields if isinstance(part, t.StructType) else isinstance(part, known) for part in parts)
 
 
 def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
