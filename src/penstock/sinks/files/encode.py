@@ -125,13 +125,6 @@ def joined(column: pa.Array, separator: str) -> pa.Buffer:
     return data.slice(first, last - first)
 
 
-def encoder(kind: str, stream: Any, compression: str, options: Mapping[str, str]) -> Encoder:
-    if kind == "parquet":
-        return ParquetEncoder(stream, compression)
-    header = kind == "csv" and options.get("header", "false").lower() == "true"
-    return LinesEncoder(stream, compression, header=header, separator=options.get("lineSep", "\n"))
-
-
 def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """The columns that a writer of this format takes."""
     from pyspark.sql import functions as f
