@@ -11,7 +11,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline, seconds
 from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
-from penstock.sinks.postgres.connection import Line, Place, Server, client, mapper
+from penstock.sinks.postgres.connection import NOW, Line, Place, Server, client, mapper
 from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table
 
 if TYPE_CHECKING:
@@ -147,13 +147,16 @@ class PostgresSink(TwoPhaseSink):
         return "create it, or say create=True."
 
     def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
-        """Create the sink's own tables, and its row in them, if they are missing. Raises psycopg's errors."""
+        """Create the sink's own tables, and its row in them, if they are missing. Nothing can be proven then about
+        writers that began before `since` (default: now). Raises psycopg's errors."""
         from penstock.sinks.postgres import tables
 
         if not tables.has_own_tables(line.ask, self.place):
             self._make(tables.own_tables(self.place), self.place.own_schema, line)
         if not tables.is_known(line.ask, self.place, prefix):
-            tables.make_known(line.ask, self.place, prefix, since)
+            new = f"INSERT INTO {self.place.sinks} (sink, generation, fence, pruned)"
+            values = f"VALUES ($1, 0, 0, COALESCE($2::bigint, {NOW}) - 1)"
+            line.ask(f"{new} {values} ON CONFLICT DO NOTHING", prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
         """Create the table or compare it with the rows."""
