@@ -50,13 +50,11 @@ _URL = re.compile(
 @functools.cache
 def client() -> SimpleNamespace:
     """psycopg for statements, ADBC for rows; `MissingExtra` where one is not installed."""
-    try:
+    with errors.MissingExtra.named("Writing to PostgreSQL", "postgres"):
         import adbc_driver_manager.dbapi as dbapi
         import adbc_driver_postgresql.dbapi as adbc
         import psycopg
         from psycopg.conninfo import make_conninfo
-    except ImportError as error:
-        raise errors.MissingExtra.of("Writing to PostgreSQL", "postgres", error) from error
     return SimpleNamespace(adbc=adbc, dbapi=dbapi, psycopg=psycopg, make_conninfo=make_conninfo)
 
 

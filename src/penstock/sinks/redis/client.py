@@ -51,10 +51,8 @@ _AWAY = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY", "TRYAGAIN",
 
 
 def library() -> Any:
-    try:
+    with errors.MissingExtra.named("The Redis sink", "redis"):
         import redis
-    except ImportError as error:
-        raise errors.MissingExtra.of("The Redis sink", "redis", error) from error
     return redis
 
 
