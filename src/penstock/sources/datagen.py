@@ -6,7 +6,6 @@ replays exactly, on any number of partitions, after any crash.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,35 +27,6 @@ PAYMENTS: Mapping[str, str] = {
     "amount": "cast(pmod(xxhash64(id, seed, 'amount'), 1000000) * 0.01 AS decimal(12, 2))",
     "ts": "timestamp_millis(1767225600000 + id)",
 }
-
-
-def split(start: int, end: int, partitions: int) -> list[tuple[int, int]]:
-    """`start..end-1` as at most `partitions` ranges of equal length (give or take one), in order, none empty."""
-    rows = max(0, end - start)
-    parts = min(rows, partitions)
-    edges = [start + rows * part // parts for part in range(parts + 1)] if parts else []
-    return list(itertools.pairwise(edges))
-
-
-class Pace:
-    """How many rows there are at a moment: `rate` rows a second from where this run began, and never more than `rows`.
-
-    A run's first question fixes where and when it began, so a job that was down does not have to catch up.
-    """
-
-    def __init__(self, rows: int | None, rate: float | None) -> None:
-        self._rows, self._rate = rows, rate
-        self._began: tuple[int, float] | None = None
-
-    def until(self, start: int, now: float, most: int) -> int:
-        """The end of an epoch that begins at `start`, at second `now` of a monotonic clock, of `most` rows or fewer."""
-        end = start + most
-        if self._rate is not None:
-            position, moment = self._began = self._began or (start, now)
-            end = min(end, position + int((now - moment) * self._rate))
-        if self._rows is not None:
-            end = min(end, self._rows)
-        return max(start, end)
 
 
 class DataGenSource(Source):
