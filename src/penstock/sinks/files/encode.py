@@ -75,8 +75,11 @@ class ParquetEncoder:
         self._batches, self.buffered, self._rows = [], 0, 0
 
     def with_statistics(self, schema: pa.Schema) -> list[str]:
-        """The value columns that get statistics, asked before the first row group."""
-        return never_nan(schema)
+        """The value columns that get statistics, asked before the first row group: those that cannot hold NaN."""
+        import pyarrow as pa
+
+        columns = (leaf for field in schema for leaf in leaves(field.name, field.type))
+        return [path for path, kind in columns if not pa.types.is_floating(kind)]
 
     def close(self) -> None:
         """Write buffered rows and the end of the file; close the stream."""
@@ -222,14 +225,6 @@ def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
         yield from leaves(f"{path}.list.element", kind.value_type)
     else:
         yield path, kind
-
-
-def never_nan(schema: pa.Schema) -> list[str]:
-    """The value columns that cannot hold NaN."""
-    import pyarrow as pa
-
-    columns = (leaf for field in schema for leaf in leaves(field.name, field.type))
-    return [path for path, kind in columns if not pa.types.is_floating(kind)]
 
 
 def repeating(batch: pa.RecordBatch) -> list[str]:
