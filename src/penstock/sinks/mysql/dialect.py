@@ -58,7 +58,6 @@ _TABLES = {
 class Open:
     """A transaction that is neither committed nor rolled back, begun in `connection` at `since`."""
 
-    writer: str
     connection: int
     since: str
 
@@ -166,8 +165,9 @@ class MySqlDialect(Dialect[Session]):
         seen = session.query(asked, values)
         # Second, so that a transaction committed in between counts as committed.
         visible = {str(row[0]) for row in session.query(asked, values)}
-        found = [Open(str(writer), int(connection), str(since)) for writer, connection, since in seen]
-        return {transaction.writer: transaction for transaction in found if transaction.writer not in visible}, visible
+        return {
+            str(writer): Open(int(at), str(since)) for writer, at, since in seen if str(writer) not in visible
+        }, visible
 
     # XA transactions
 
@@ -199,8 +199,7 @@ class MySqlDialect(Dialect[Session]):
                 )
             # A move is never prepared, and its user may lack the right to list prepared transactions.
             in_xa = self._recovered(connection) if any(name not in staged for name in still) else set()
-            for transaction in still.values():
-                name = transaction.writer
+            for name, transaction in still.items():
                 if name not in in_xa or (not self._roll_back(connection, name) and name in refused):
                     _cut(connection, transaction)  # live, or prepared and its connection does not close
                 refused |= {name} & in_xa
