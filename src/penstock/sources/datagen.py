@@ -72,14 +72,10 @@ class DataGenSource(Source):
         from penstock.sources.readers import DataGen
 
         register(spark, DataGen)
-        options: dict[str, Any] = {"partitions": self.partitions, "most": self.max_rows_per_epoch or ROWS_PER_EPOCH}
-        if self.rows is not None:
-            options["rows"] = self.rows
-        if self.rate is not None:
-            options["rate"] = self.rate
-            # A rate already bounds the epoch, except after a stall, where one large epoch catches up best.
-            if self.max_rows_per_epoch is None:
-                options["most"] = max(ROWS_PER_EPOCH, int(self.rate * 10))
+        # A rate already bounds the epoch, except after a stall, where one large epoch catches up best.
+        most = self.max_rows_per_epoch or max(ROWS_PER_EPOCH, int((self.rate or 0) * 10))
+        wanted = {"partitions": self.partitions, "most": most, "rows": self.rows, "rate": self.rate}
+        options = {name: value for name, value in wanted.items() if value is not None}
         numbers = stream_reader(spark, uid).format(DataGen.name()).options(**options).load()
         frame = numbers.withColumn("seed", f.lit(self.seed).cast("bigint")).select(
             *(f.expr(expression).alias(name) for name, expression in self.columns.items())
