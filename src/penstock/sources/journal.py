@@ -84,8 +84,7 @@ class Journal:
         return self.end
 
     def report(self, error: errors.PenstockError | None) -> None:
-        """Let readers know why nothing comes; None when lines come again. A disk that is full may have no room for
-        it."""
+        """Let readers know why nothing comes, if the disk has room for it; None when lines come again."""
         with contextlib.suppress(errors.PenstockError), self._change():
             self._database.execute("UPDATE journal SET error = ?", (None if error is None else error.to_json(),))
 

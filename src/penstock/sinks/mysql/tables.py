@@ -209,8 +209,7 @@ def ambiguous_keys(table: Table, key: Sequence[str]) -> list[str]:
 
 
 def unique_keys(session: Session, names: Names) -> dict[str, set[str | None]]:
-    """The columns of each unique index. None stands for an expression or the beginning of a column, which the index
-    compares in its place."""
+    """The columns of each unique index; None where it compares an expression or the beginning of a column."""
     rows = session.query(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",

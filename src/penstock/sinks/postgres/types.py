@@ -110,9 +110,8 @@ def _cast(wanted: pa.DataType, column: PgColumn) -> Route:
 
 
 def _require_storable(values: pa.Array, column: PgColumn) -> None:
-    """`Unstorable` for values that the server would change silently, and for those that the client refuses without a
-    reason. A varchar cuts blanks beyond its limit. Dates and times begin in 4714 BC; one before that means
-    -infinity."""
+    """`Unstorable` for values that the client refuses without a reason, and for those that the server would change
+    silently: a varchar cuts blanks beyond its limit, a date before 4714 BC means -infinity."""
     if column.width is not None:
         longest = pc.max(pc.utf8_length(values)).as_py()
         if longest is not None and longest > column.width:

@@ -132,8 +132,7 @@ class Dialect(ABC, Generic[C]):
 
     @abstractmethod
     def recover(self, connection: C) -> Sequence[Leftover]:
-        """Everything of this sink that is prepared, staged or still being written, of all generations, by the writers'
-        names."""
+        """All of this sink's writers that are prepared, staged or still writing, of all generations."""
 
     # Staging tables
 

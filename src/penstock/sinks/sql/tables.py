@@ -50,8 +50,7 @@ def writer_name(scope: WriterScope) -> str:
 
 
 def numbers_in(name: str, prefix: str) -> dict[str, Any] | None:
-    """Generation and, of a transaction, epoch and partition in a writer's name; None if it is not one of the sink
-    `prefix`."""
+    """Generation and, of a transaction, epoch and partition in the name of a writer of the sink `prefix`."""
     for pattern, start in ((_WRITER, label(prefix)), (_STAGED, staging_prefix(prefix))):
         if name.startswith(start) and (match := pattern.fullmatch(name, len(start))):
             return {key: int(value) for key, value in match.groupdict().items()}
