@@ -20,7 +20,7 @@ from penstock.deadline import Deadline
 from penstock.secrets import hide, is_secret
 from penstock.sinks.sql.dialect import MARKERS, SINKS
 from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule
-from penstock.sinks.sql.tables import quoted
+from penstock.sinks.sql.tables import check_length, quoted
 
 #: The server's time in microseconds, at which the transaction began.
 NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
@@ -65,6 +65,9 @@ class Place:
     schema: str
     table: str
     own_schema: str
+
+    def __post_init__(self) -> None:
+        check_length(SYSTEM, self.table, len(self.table.encode()), 63, "bytes")  # it would cut the rest off
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.table}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
@@ -12,7 +14,7 @@ from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope,
 from penstock.deadline import Deadline, seconds
 from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
 from penstock.sinks.postgres.connection import NOW, Line, Place, Server, client, mapper
-from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table
+from penstock.sinks.sql.tables import MODES, SqlMode, check_mode, require_key, split_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,10 +76,8 @@ class PostgresSink(TwoPhaseSink):
         self.place = Place(schema or "public", name, own_schema or schema or "public")
         self.mode: SqlMode = mode
         self.create = create
-        self.lock_timeout = lock_timeout
         self.lock_seconds = seconds(lock_timeout, "lock_timeout")
         self._planned: StructType | None = None
-        check_length("PostgreSQL", name, len(name.encode()), 63, "bytes")  # it would cut the rest off
 
     def __repr__(self) -> str:
         key = f", key={list(self.key)}" if self.key else ""
@@ -90,16 +90,9 @@ class PostgresSink(TwoPhaseSink):
         return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"{MODES[self.mode]}; {self.describe()}")
 
     def redirected(self, suffix: str) -> PostgresSink:
-        return PostgresSink(
-            self.server.conninfo,
-            table=f"{quoted(self.place.schema)}.{quoted(self.place.table + suffix)}",
-            mode=self.mode,
-            key=self.key,
-            create=self.create,
-            own_schema=self.place.own_schema,
-            lock_timeout=self.lock_timeout,
-            **self.server.options,
-        )
+        redirected = copy.copy(self)
+        redirected.place = replace(self.place, table=f"{self.place.table}{suffix}")
+        return redirected
 
     def shape(self, frame: DataFrame) -> DataFrame:
         """Nested columns become JSON. In an epoch the table is created if need be, and compared with the frame."""
