@@ -8,6 +8,8 @@ configuration or data can.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from penstock.secrets import masked
@@ -77,9 +79,15 @@ class MissingExtra(ConfigurationError):
     """A client library is not installed; the message names the extra."""
 
     @classmethod
-    def of(cls, what: str, extra: str, error: ImportError) -> MissingExtra:
-        happened = f"{what} needs a client library that cannot be imported ({error})."
-        return cls(happened, to_do=f"pip install 'penstock[{extra}]' where the driver and the tasks run.")
+    @contextmanager
+    def named(cls, what: str, extra: str) -> Iterator[None]:
+        """Around the imports that `what` needs and `extra` installs."""
+        try:
+            yield
+        except ImportError as error:
+            happened = f"{what} needs a client library that cannot be imported ({error})."
+            to_do = f"pip install 'penstock[{extra}]' where the driver and the tasks run."
+            raise cls(happened, to_do=to_do) from error
 
 
 class ExecutorMismatch(ConfigurationError):

@@ -1,8 +1,7 @@
 """Kafka, read batch by batch without isolation: every batch names its producer, every transaction ends in a marker.
 
-The ledger has producer id, epoch and start of each writer's transaction. One producer runs many transactions, one after
-the other: its batches up to a commit marker belong to the transaction that began last before that marker. Batches
-before an abort marker are not visible to readers, and left out. Missing rows are no longer provable where a partition's
+The ledger has producer id, epoch and start of each writer's transaction: a producer's batches up to a commit marker
+belong to the transaction that began last before that marker. Missing rows are no longer provable where a partition's
 beginning is gone and the transaction began before the first marker left (retention), and where a compacted topic has
 gaps between its offsets.
 """

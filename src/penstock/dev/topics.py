@@ -34,10 +34,8 @@ def servers_of(given: str | None) -> str:
 @contextmanager
 def named_errors(servers: str, doing: str) -> Iterator[None]:
     """What the client library raises inside becomes an error of ours, also where the library is missing."""
-    try:
+    with MissingExtra.named("Kafka (confluent-kafka)", "kafka"):
         from confluent_kafka import KafkaException
-    except ImportError as error:
-        raise MissingExtra.of("Kafka (confluent-kafka)", "kafka", error) from error
     try:
         yield
     except KafkaException as error:

@@ -45,21 +45,18 @@ _Topics = TypeVar("_Topics", bound=Mapping[str, Any])
 @functools.cache
 def kafka_python() -> SimpleNamespace:
     """Admin client, errors and requests; `MissingExtra` where kafka-python is not installed."""
-    try:
-        with warnings.catch_warnings():
-            # It reads its message schemas through a deprecated function of the standard library.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            from kafka import KafkaAdminClient
-            from kafka import errors as kafka_errors
-            from kafka.admin import ConfigResource
-            from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
-            from kafka.protocol.consumer import FetchRequest
-            from kafka.protocol.metadata import FindCoordinatorRequest
-            from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
-        for name in ("kafka.net", "kafka.protocol"):  # at DEBUG they log every request, logins with their secrets too
-            logging.getLogger(name).setLevel(logging.INFO)
-    except ImportError as error:
-        raise MissingExtra.of("Kafka (kafka-python)", "kafka", error) from error
+    with MissingExtra.named("Kafka (kafka-python)", "kafka"), warnings.catch_warnings():
+        # It reads its message schemas through a deprecated function of the standard library.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from kafka import KafkaAdminClient
+        from kafka import errors as kafka_errors
+        from kafka.admin import ConfigResource
+        from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
+        from kafka.protocol.consumer import FetchRequest
+        from kafka.protocol.metadata import FindCoordinatorRequest
+        from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+    for name in ("kafka.net", "kafka.protocol"):  # at DEBUG they log every request, logins with their secrets too
+        logging.getLogger(name).setLevel(logging.INFO)
     return SimpleNamespace(
         Admin=KafkaAdminClient, ConfigResource=ConfigResource, errors=kafka_errors,
         DescribeTransactions=DescribeTransactionsRequest, ListTransactions=ListTransactionsRequest,
@@ -260,10 +257,8 @@ def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds:
 
 def librdkafka_admin(settings: Mapping[str, str], on_error: Callable[[Any], None] | None = None) -> AdminClient:
     """confluent-kafka's admin client; its methods call `on_error` with connection errors."""
-    try:
+    with MissingExtra.named("Kafka (confluent-kafka)", "kafka"):
         from confluent_kafka.admin import AdminClient
-    except ImportError as error:
-        raise MissingExtra.of("Kafka (confluent-kafka)", "kafka", error) from error
     more: dict[str, Any] = {} if on_error is None else {"error_cb": on_error}
     return AdminClient({"log_level": "2", **for_confluent(settings), **more})
 

@@ -186,11 +186,9 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
 @functools.cache
 def library() -> Any:
     """librdkafka with its functions typed, once per process; `MissingExtra` where confluent-kafka is not installed."""
-    try:
+    with MissingExtra.named("Kafka (confluent-kafka)", "kafka"):
         import confluent_kafka
         from confluent_kafka import cimpl
-    except ImportError as error:
-        raise MissingExtra.of("Kafka (confluent-kafka)", "kafka", error) from error
     wheel = os.path.dirname(os.path.dirname(confluent_kafka.__file__))
     # The extension's own handle resolves the very library it loaded; a copy by path would be a second one.
     for path in (cimpl.__file__, *sorted(glob.glob(f"{wheel}/confluent_kafka.libs/librdkafka*"))):

@@ -139,11 +139,9 @@ def _from_file(options: Mapping[str, str]) -> Token:
 
 
 def _from_aws(options: Mapping[str, str]) -> Token:
-    try:
+    with errors.MissingExtra.named("MSK IAM", "msk"):
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
         from botocore.exceptions import HTTPClientError
-    except ImportError as error:
-        raise errors.MissingExtra.of("MSK IAM", "msk", error) from error
     try:
         value, expires = MSKAuthTokenProvider.generate_auth_token(options["aws.region"])
     except Exception as error:  # a dozen kinds of botocore's, and plain ones of the signer's

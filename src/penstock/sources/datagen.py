@@ -1,12 +1,11 @@
 """A source that makes up its rows: for examples, drills and benchmarks, and for a first job without any broker.
 
-Row n is the same row for ever: Spark only remembers how many rows it has taken (`{"next": n}`), and every column is
-a SQL expression over that number. So the source replays exactly, on any number of partitions, after any crash.
+Spark only remembers how many rows it has taken, and every column is a SQL expression over a row's number. So the source
+replays exactly, on any number of partitions, after any crash.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,35 +27,6 @@ PAYMENTS: Mapping[str, str] = {
     "amount": "cast(pmod(xxhash64(id, seed, 'amount'), 1000000) * 0.01 AS decimal(12, 2))",
     "ts": "timestamp_millis(1767225600000 + id)",
 }
-
-
-def split(start: int, end: int, partitions: int) -> list[tuple[int, int]]:
-    """`start..end-1` as at most `partitions` ranges of equal length (give or take one), in order, none empty."""
-    rows = max(0, end - start)
-    parts = min(rows, partitions)
-    edges = [start + rows * part // parts for part in range(parts + 1)] if parts else []
-    return list(itertools.pairwise(edges))
-
-
-class Pace:
-    """How many rows there are at a moment: `rate` rows a second from where this run began, and never more than `rows`.
-
-    A run's first question fixes where and when it began, so a job that was down does not have to catch up.
-    """
-
-    def __init__(self, rows: int | None, rate: float | None) -> None:
-        self._rows, self._rate = rows, rate
-        self._began: tuple[int, float] | None = None
-
-    def until(self, start: int, now: float, most: int) -> int:
-        """The end of an epoch that begins at `start`, at second `now` of a monotonic clock, of `most` rows or fewer."""
-        end = start + most
-        if self._rate is not None:
-            position, moment = self._began = self._began or (start, now)
-            end = min(end, position + int((now - moment) * self._rate))
-        if self._rows is not None:
-            end = min(end, self._rows)
-        return max(start, end)
 
 
 class DataGenSource(Source):
@@ -102,14 +72,10 @@ class DataGenSource(Source):
         from penstock.sources.readers import DataGen
 
         register(spark, DataGen)
-        options: dict[str, Any] = {"partitions": self.partitions, "most": self.max_rows_per_epoch or ROWS_PER_EPOCH}
-        if self.rows is not None:
-            options["rows"] = self.rows
-        if self.rate is not None:
-            options["rate"] = self.rate
-            # A rate already bounds the epoch, except after a stall, where one large epoch catches up best.
-            if self.max_rows_per_epoch is None:
-                options["most"] = max(ROWS_PER_EPOCH, int(self.rate * 10))
+        # A rate already bounds the epoch, except after a stall, where one large epoch catches up best.
+        most = self.max_rows_per_epoch or max(ROWS_PER_EPOCH, int((self.rate or 0) * 10))
+        wanted = {"partitions": self.partitions, "most": most, "rows": self.rows, "rate": self.rate}
+        options = {name: value for name, value in wanted.items() if value is not None}
         numbers = stream_reader(spark, uid).format(DataGen.name()).options(**options).load()
         frame = numbers.withColumn("seed", f.lit(self.seed).cast("bigint")).select(
             *(f.expr(expression).alias(name) for name, expression in self.columns.items())

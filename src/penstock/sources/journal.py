@@ -1,9 +1,6 @@
 """A journal of received lines on a local disk: what is in it is durable, in order, and can be read again.
 
-    FOLDER/journal.sqlite      two tables, see `_SCHEMA`; SQLite keeps `-wal` and `-shm` files beside it
-
-A *position* counts bytes of lines. An append is one transaction with one *frame*: lines, the moment of their receipt
-(µs since 1970, UTC) and their CRC-32. SQLite syncs it before a reader sees it.
+A *position* counts bytes of lines. An append is one transaction with one *frame*, synced before a reader sees it.
 
 One process owns a journal: the last that opened it. Every change checks that inside its transaction, so an earlier
 owner that wakes up cannot add or delete anything.
@@ -87,8 +84,7 @@ class Journal:
         return self.end
 
     def report(self, error: errors.PenstockError | None) -> None:
-        """Let readers know why nothing comes; None when lines come again. A disk that is full may have no room for
-        it."""
+        """Let readers know why nothing comes, if the disk has room for it; None when lines come again."""
         with contextlib.suppress(errors.PenstockError), self._change():
             self._database.execute("UPDATE journal SET error = ?", (None if error is None else error.to_json(),))
 

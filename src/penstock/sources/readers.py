@@ -4,6 +4,7 @@ import Spark. Workers import this module by name."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
@@ -15,7 +16,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from penstock.errors import PenstockError
-from penstock.sources.datagen import Pace, split
 from penstock.sources.journal import Frame, JournalReader
 from penstock.spark.executors import TaskFault
 from penstock.supply.versions import installed_version
@@ -81,21 +81,17 @@ class DataGen(DataSource):
         return for_this_spark(NumberReader)(self.options)
 
 
-class Range(InputPartition):
-    def __init__(self, start: int, end: int) -> None:
-        super().__init__(None)
-        self.start, self.end = start, end
-
-
 class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans in the driver's planner process, reads in tasks."""
+    """Plans in the driver's planner process, reads in tasks.
+
+    A run's first question fixes where and when its rate began, so a job that was down does not have to catch up."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self._rows = int(options["rows"]) if "rows" in options else None
         self._rate = float(options["rate"]) if "rate" in options else None
         self._partitions = int(options["partitions"])
         self._most = int(options["most"])
-        self._pace = Pace(self._rows, self._rate)
+        self._began: tuple[int, float] | None = None
         self._available_now = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -108,27 +104,33 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # An input without end takes `most` rows even where Spark asks for all there is.
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else (self._rows or self._most)
         begin = int(start["next"])
-        end = self._pace.until(begin, time.monotonic(), most)
+        end = begin + most
+        if self._rate is not None:
+            now = time.monotonic()
+            position, moment = self._began = self._began or (begin, now)
+            end = min(end, position + int((now - moment) * self._rate))
+        if self._rows is not None:
+            end = min(end, self._rows)
+        end = max(begin, end)
         if self._available_now and self._rows is None:
-            self._pace = Pace(end, None)  # what is there now is one epoch, and then no more
+            self._rows = end  # what is there now is one epoch, and then no more
         return {"next": end}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         # The rate says how fast rows come to be; a run over what is there has no use for it.
-        self._available_now = True
-        self._pace = Pace(self._rows, None)
+        self._available_now, self._rate = True, None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [Range(*edges) for edges in split(int(start["next"]), int(end["next"]), self._partitions)]
+        first, rows = int(start["next"]), int(end["next"]) - int(start["next"])
+        parts = min(rows, self._partitions)
+        edges = [first + rows * part // parts for part in range(parts + 1)] if parts else []
+        return [InputPartition(ends) for ends in itertools.pairwise(edges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
-        for begin in range(partition.start, partition.end, BATCH_ROWS):
-            yield numbers(begin, min(begin + BATCH_ROWS, partition.end))
-
-
-def numbers(start: int, end: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(np.arange(start, end, dtype=np.int64))], schema=_NUMBERS)
+        start, end = partition.value
+        for begin in range(start, end, BATCH_ROWS):
+            ids = pa.array(np.arange(begin, min(begin + BATCH_ROWS, end), dtype=np.int64))
+            yield pa.RecordBatch.from_arrays([ids], schema=_NUMBERS)
 
 
 TASK_BYTES = 512 << 10  # of lines: Spark warns of larger task descriptions
@@ -152,17 +154,9 @@ class JournalledLines(DataSource):
         return for_this_spark(LineReader)(self.options)
 
 
-class Lines(InputPartition):
-    """The lines of frames, in order, each with the moment of receipt. They are read where Spark plans the epoch and
-    travel with the task, so tasks need not reach the journal."""
-
-    def __init__(self, parts: Sequence[tuple[int, bytes]]) -> None:
-        super().__init__(None)
-        self.parts = parts
-
-
 class LineReader(DataSourceStreamReader):
-    """Plans in the driver's planner process, decodes in tasks."""
+    """Plans in the driver's planner process, decodes in tasks. Lines travel with the task, each frame's with the moment
+    of receipt, so tasks need not reach the journal."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self._most = int(options["most"])
@@ -185,11 +179,10 @@ class LineReader(DataSourceStreamReader):
             return pack(self._journal.frames(int(start["position"]), int(end["position"])))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Lines)
-        yield decode(partition.parts)
+        yield decode(partition.value)
 
 
-def pack(frames: Iterable[Frame]) -> list[Lines]:
+def pack(frames: Iterable[Frame]) -> list[InputPartition]:
     """One partition for about `TASK_BYTES` of lines; none is empty."""
     tasks: list[list[tuple[int, bytes]]] = []
     size = TASK_BYTES
@@ -199,7 +192,7 @@ def pack(frames: Iterable[Frame]) -> list[Lines]:
             size = 0
         tasks[-1].append((frame.received, frame.lines))
         size += len(frame.lines)
-    return [Lines(parts) for parts in tasks]
+    return [InputPartition(parts) for parts in tasks]
 
 
 def decode(parts: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:

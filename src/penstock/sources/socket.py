@@ -249,9 +249,9 @@ class Receiver:
                 continue
             if not taken:
                 break
-            lines, rest = whole_lines(rest + taken)
-            if lines:
-                self._append(lines, journal)
+            lines, newline, rest = (rest + taken).rpartition(b"\n")
+            if newline:
+                self._append(lines + newline, journal)
             if len(rest) > self._longest:
                 raise errors.ValueTooLarge(
                     f"A line from {self._host}:{self._port} is longer than {self._longest:,} bytes.",
@@ -279,9 +279,3 @@ class Receiver:
                     raise
         if failing:
             journal.report(None)
-
-
-def whole_lines(data: bytes) -> tuple[bytes, bytes]:
-    """What ends with a newline, and the line after it that is not finished."""
-    cut = data.rfind(b"\n") + 1
-    return data[:cut], data[cut:]

@@ -1,7 +1,4 @@
-"""How sources reach Spark, and any stream of Spark's as a source: `job.read(frame, uid=…, replayable=…)`.
-
-Sources are known by their uids, in Penstock's own records. Spark's names for sources are not used.
-"""
+"""How sources reach Spark, and any stream of Spark's as a source: `job.read(frame, uid=…, replayable=…)`."""
 
 from __future__ import annotations
 

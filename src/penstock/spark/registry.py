@@ -233,8 +233,6 @@ class WireColumn:
 
 
 def _library() -> Any:
-    try:
+    with errors.MissingExtra.named("A schema registry", "registry"):
         from confluent_kafka import schema_registry
-    except ImportError as error:
-        raise errors.MissingExtra.of("A schema registry", "registry", error) from error
     return schema_registry

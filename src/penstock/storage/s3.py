@@ -199,11 +199,9 @@ class S3Folder:
 
 
 def _connect(endpoint: str | None, region: str | None) -> Any:
-    try:
+    with errors.MissingExtra.named("S3", "s3"):
         import boto3
         from botocore.config import Config
-    except ImportError as error:
-        raise errors.MissingExtra.of("S3", "s3", error) from error
     config = Config(
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,

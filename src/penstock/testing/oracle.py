@@ -139,7 +139,7 @@ def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:
         columns = [column.to_pylist() for column in few.columns]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-    return _judge(_to_numpy(groups.column("wanted_sum")), _to_numpy(groups.column("seen_sum")), examples)
+    return _judge(groups["wanted_sum"].to_numpy(), groups["seen_sum"].to_numpy(), examples)
 
 
 _SAME_KIND: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -190,10 +190,6 @@ def _judge(wanted: Column, seen: Column, name: Callable[[Column], list[Any]]) ->
         unexpected=int(surplus[rows["unexpected"]].sum()),
         examples={kind: name(where[:EXAMPLES]) for kind, where in rows.items() if len(where)},
     )
-
-
-def _to_numpy(column: pa.ChunkedArray) -> Column:
-    return np.asarray(column.to_numpy())
 
 
 def _mismatch(expected: pa.Schema, actual: pa.Schema) -> SchemaMismatch:

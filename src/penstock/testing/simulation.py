@@ -141,8 +141,7 @@ class _Driver:
 
 
 class _History:
-    """Drivers of one job, one after the other and beside each other, over one ledger and one target. A driver is a
-    generator that stops between two calls, so that another can go on there."""
+    """Drivers of one job over one ledger and one target: generators that stop between two calls for each other."""
 
     def __init__(self, harness: SinkHarness, faults: Sequence[_Fault]) -> None:
         self._harness, self._sink = harness, harness.make_sink()

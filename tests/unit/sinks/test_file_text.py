@@ -10,7 +10,6 @@ import pytest
 
 from penstock import FileSink
 from penstock.errors import ConfigurationError
-from penstock.sinks.files.encode import encoder
 from penstock.sinks.files.text import rendering
 
 
@@ -22,7 +21,7 @@ def test_options_count_in_any_case_as_sparks_do(name: str) -> None:
             super().close()
 
     sink, stream = FileSink("/nowhere", format="csv", options={name: "true", "LINESEP": "|"}), Kept()
-    writing = encoder("csv", stream, "none", sink.options)
+    writing = sink._encoder(stream)
     writing.write(pa.RecordBatch.from_pydict({"a%2Cb": ["1,2"]}))
     writing.close()
     assert stream.text == b"a,b|1,2|"

@@ -27,7 +27,7 @@ def test_names_fit_and_are_read_back(one: WriterScope) -> None:
     assert len(application(prefix, LARGE, "writer")) <= 63
     numbers = names.numbers_in(writer, prefix)
     assert numbers == dict.fromkeys(("generation", "epoch", "partition"), one.epoch)
-    assert names.staging_generation(table, prefix) == one.epoch
+    assert names.numbers_in(table, prefix) == {"generation": one.epoch}
     assert table.startswith(names.staging_prefix(prefix))
 
 
@@ -35,7 +35,7 @@ def test_names_are_never_given_twice_and_never_taken_for_anothers() -> None:
     assert len({names.writer_name(scope()) for _ in range(100)}) == 100
     mine, similar = scope().sink.prefix, [scope(uid="uid-2"), scope(uid="uid2"), scope(job="jo", uid="b:uid")]
     assert not [one for one in similar if names.numbers_in(names.writer_name(one), mine)]
-    assert not [one for one in similar if names.staging_generation(names.staging_name(one), mine)]
+    assert not [one for one in similar if names.numbers_in(names.staging_name(one), mine)]
     long = [scope("j" * 100, "u" * 99 + end).sink.prefix for end in "ab"]
     assert names.label(long[0]) != names.label(long[1])
     assert names.numbers_in(mine, mine) is None

@@ -9,7 +9,7 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.naming import check_name
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.redis.client import Layout
-from penstock.sinks.sql.tables import label, numbers_in, staging_generation, staging_name, writer_name
+from penstock.sinks.sql.tables import label, numbers_in, staging_name, writer_name
 
 # Names as users may give them, made of what could be taken for a separator; some longer than a label.
 NAMES = st.builds(lambda first, rest, more: first + rest + more, st.sampled_from("ab"), st.text("ab-._g1", max_size=6),
@@ -29,8 +29,8 @@ def test_no_two_sinks_take_each_others_leftovers(one: SinkScope, other: SinkScop
     assert numbers_in(writer_name(scope), one.prefix) == {"generation": 3, "epoch": 1, "partition": 4}
     assert numbers_in(writer_name(scope), other.prefix) is None
     assert not writer_name(scope).startswith(f"{label(other.prefix)}:g"), "how PostgreSQL is asked"
-    assert staging_generation(staging_name(scope), one.prefix) == 3
-    assert staging_generation(staging_name(scope), other.prefix) is None
+    assert numbers_in(staging_name(scope), one.prefix) == {"generation": 3}
+    assert numbers_in(staging_name(scope), other.prefix) is None
     mine, theirs = Layout.of(one, "k:"), Layout.of(other, "k:")
     assert not {mine.open, mine.begun, mine.done, mine.rows("n")} & {theirs.open, theirs.begun, theirs.done}
     assert not mine.rows("n").startswith(theirs.rows(""))

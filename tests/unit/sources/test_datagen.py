@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigurationError
-from penstock.sources.datagen import DataGenSource, Pace, split
+from penstock.sources.datagen import DataGenSource
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from penstock.sources.readers import DataGen, NumberReader, Range, numbers
+from penstock.sources import readers
+from penstock.sources.readers import DataGen, NumberReader
 
 
 @given(start=st.integers(0, 10**12), rows=st.integers(0, 5_000), partitions=st.integers(1, 600))
 def test_ranges_cover_the_epoch_without_gap_or_overlap(start: int, rows: int, partitions: int) -> None:
-    ranges = split(start, start + rows, partitions)
+    reader = NumberReader({"partitions": str(partitions), "most": "500"})
+    ranges = [each.value for each in reader.partitions({"next": start}, {"next": start + rows})]
     assert [n for begin, end in ranges for n in range(begin, end)] == list(range(start, start + rows))
     assert len(ranges) == min(rows, partitions)
     lengths = {end - begin for begin, end in ranges}
@@ -60,18 +64,24 @@ def test_ten_thousand_partitions_are_planned_at_once() -> None:
     assert reader.partitions({"next": 7}, {"next": 7}) == []
 
 
-def test_the_rate_counts_from_where_and_when_the_run_began() -> None:
-    pace = Pace(None, rate=100.0)
-    assert pace.until(500, now=10.0, most=10_000) == 500
-    assert pace.until(500, now=11.5, most=10_000) == 650
-    assert pace.until(650, now=12.0, most=10_000) == 700
-    assert pace.until(700, now=60.0, most=1_000) == 1_700, "an epoch after a stall is still bounded"
-    assert Pace(510, rate=100.0).until(510, now=99.0, most=10) == 510
+def end_of(reader: NumberReader, start: int, *, now: float, most: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(readers, "time", SimpleNamespace(monotonic=lambda: now))
+    return int(reader.latestOffset({"next": start}, ReadMaxRows(most))["next"])
 
 
-def test_a_slow_rate_never_goes_back() -> None:
-    pace = Pace(None, rate=0.5)
-    assert [pace.until(3, now=float(second), most=10) for second in range(5)] == [3, 3, 4, 4, 5]
+def test_the_rate_counts_from_where_and_when_the_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = partial(end_of, NumberReader({"partitions": "1", "most": "9", "rate": "100"}), monkeypatch=monkeypatch)
+    assert end(500, now=10.0, most=10_000) == 500
+    assert end(500, now=11.5, most=10_000) == 650
+    assert end(650, now=12.0, most=10_000) == 700
+    assert end(700, now=60.0, most=1_000) == 1_700, "an epoch after a stall is still bounded"
+    ended = NumberReader({"partitions": "1", "most": "9", "rate": "100", "rows": "510"})
+    assert end_of(ended, 510, now=99.0, most=10, monkeypatch=monkeypatch) == 510
+
+
+def test_a_slow_rate_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = partial(end_of, NumberReader({"partitions": "1", "most": "9", "rate": "0.5"}), monkeypatch=monkeypatch)
+    assert [end(3, now=float(second), most=10) for second in range(5)] == [3, 3, 4, 4, 5]
 
 
 def test_all_available_is_all_of_a_bounded_input_and_one_epoch_of_an_endless_one() -> None:
@@ -86,9 +96,8 @@ def test_all_available_is_all_of_a_bounded_input_and_one_epoch_of_an_endless_one
 def test_what_travels_to_workers_can_be_pickled() -> None:
     reader = DataGen({"partitions": "2", "most": "10"}).streamReader(None)  # type: ignore[arg-type]
     pickle.loads(pickle.dumps(reader))
-    copy = pickle.loads(pickle.dumps(Range(3, 5)))
-    assert (copy.start, copy.end) == (3, 5)
-    assert numbers(3, 5).to_pydict() == {"id": [3, 4]}
+    [planned] = pickle.loads(pickle.dumps(reader.partitions({"next": 3}, {"next": 4})))
+    assert [batch.to_pydict() for batch in reader.read(planned)] == [{"id": [3]}]
     assert pickle.loads(pickle.dumps(DataGenSource(5))).rows == 5
 
 

@@ -27,7 +27,7 @@ from penstock.errors import (
 from penstock.failpoints import InjectedFault, hooked
 from penstock.sources import journal as journals
 from penstock.sources.journal import Journal, JournalReader
-from penstock.sources.socket import Receiver, whole_lines
+from penstock.sources.socket import Receiver
 from tests.support.line_server import LineServer
 from tests.support.waiting import until
 
@@ -236,12 +236,6 @@ def test_a_second_driver_takes_over(server: LineServer, receive: Callable[..., R
     assert content(tmp_path) == b"old\nnew\n"
 
 
-def test_split() -> None:
-    assert whole_lines(b"a\nb") == (b"a\n", b"b")
-    assert whole_lines(b"ab") == (b"", b"ab")
-    assert whole_lines(b"a\n") == (b"a\n", b"")
-
-
 def reader(folder: Path, most: int = 1000, *, strict: bool = True) -> LineReader:
     made = JournalledLines({"folder": str(folder), "most": str(most), "strict": str(strict).lower()})
     return made.streamReader(None)  # type: ignore[arg-type]
@@ -282,7 +276,7 @@ def test_large_epochs_are_several_tasks(tmp_path: Path) -> None:
     for number in range(5):
         end = journal.append(b"%d %s\n" % (number, b"x" * 300_000))
     planned = reader(tmp_path).partitions({"position": 0}, {"position": end})
-    assert [len(one.parts) for one in planned] == [2, 2, 1]  # type: ignore[attr-defined]
+    assert [len(one.value) for one in planned] == [2, 2, 1]
 
 
 def test_the_journal_decides_the_guarantee(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
-from penstock.sinks.files.encode import COMPRESSIONS, Encoder, encoder, shape
+from penstock.sinks.files.encode import COMPRESSIONS, Encoder, LinesEncoder, ParquetEncoder, shape
 from penstock.sinks.files.s3 import UploadCommitter, UploadWriter
 from penstock.sinks.files.text import named_options
 from penstock.storage.local import folder_warnings
@@ -98,7 +98,10 @@ class FileSink(TwoPhaseSink):
         return FileWriter(staged, final, file, self._encoder(file.stream))
 
     def _encoder(self, stream: Any) -> Encoder:
-        return encoder(self.format, stream, self.compression, self.options)
+        if self.format == "parquet":
+            return ParquetEncoder(stream, self.compression)
+        header = self.format == "csv" and self.options.get("header", "false").lower() == "true"
+        return LinesEncoder(stream, self.compression, header=header, separator=self.options.get("lineSep", "\n"))
 
     def open_committer(self, scope: SinkScope) -> Committer:
         if self.on_s3:

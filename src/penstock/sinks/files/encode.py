@@ -1,6 +1,4 @@
-"""Rows as bytes: Parquet by pyarrow; JSON lines and CSV rendered by Spark and only joined here.
-
-Spark renders text itself, so it looks as in Spark's own writers. A task joins the lines without touching rows.
+"""Rows as bytes: Parquet by pyarrow; JSON lines and CSV rendered by Spark, as its own writers do, and only joined here.
 
 A Parquet footer leaves NaN out, while Spark sorts NaN above every number and skips row groups by the footer. So columns
 that may hold NaN get no statistics, or a search for large numbers would miss rows.
@@ -11,9 +9,8 @@ hardly repeat, this takes most of the writing time and makes the file larger. So
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from penstock.errors import SchemaMismatch
@@ -38,16 +35,7 @@ ROW_GROUP_ROWS = 1 << 20
 SAMPLE = 10_000
 
 
-class Encoder(ABC):
-    @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write buffered rows and the end of the file; close the stream."""
-
-
-class ParquetEncoder(Encoder):
+class ParquetEncoder:
     """Buffers rows into row groups. `options` are those of `pyarrow.parquet.ParquetWriter`."""
 
     def __init__(self, stream: Any, compression: str, schema: pa.Schema | None = None, **options: Any) -> None:
@@ -87,17 +75,21 @@ class ParquetEncoder(Encoder):
         self._batches, self.buffered, self._rows = [], 0, 0
 
     def with_statistics(self, schema: pa.Schema) -> list[str]:
-        """The value columns that get statistics, asked before the first row group."""
-        return never_nan(schema)
+        """The value columns that get statistics, asked before the first row group: those that cannot hold NaN."""
+        import pyarrow as pa
+
+        columns = (leaf for field in schema for leaf in leaves(field.name, field.type))
+        return [path for path, kind in columns if not pa.types.is_floating(kind)]
 
     def close(self) -> None:
+        """Write buffered rows and the end of the file; close the stream."""
         self.flush()
         if self._writer is not None:
             self._writer.close()
         self._stream.close()
 
 
-class LinesEncoder(Encoder):
+class LinesEncoder:
     """One string column, one line each. Null lines are empty lines."""
 
     def __init__(self, stream: Any, compression: str, *, header: bool, separator: str) -> None:
@@ -117,6 +109,9 @@ class LinesEncoder(Encoder):
         self._stream.close()
 
 
+Encoder: TypeAlias = ParquetEncoder | LinesEncoder
+
+
 def joined(column: pa.Array, separator: str) -> pa.Buffer:
     """The strings of a column, each followed by `separator`, as one buffer."""
     import pyarrow as pa
@@ -131,13 +126,6 @@ def joined(column: pa.Array, separator: str) -> pa.Buffer:
     edges = pa.Array.from_buffers(pa.int64(), ended.offset + len(ended) + 1, [None, offsets])
     first, last = edges[ended.offset].as_py(), edges[ended.offset + len(ended)].as_py()
     return data.slice(first, last - first)
-
-
-def encoder(kind: str, stream: Any, compression: str, options: Mapping[str, str]) -> Encoder:
-    if kind == "parquet":
-        return ParquetEncoder(stream, compression)
-    header = kind == "csv" and options.get("header", "false").lower() == "true"
-    return LinesEncoder(stream, compression, header=header, separator=options.get("lineSep", "\n"))
 
 
 def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
@@ -197,26 +185,30 @@ def csv_header(names: list[str], options: Mapping[str, str]) -> str:
 def _refuse_columns(kind: str, frame: DataFrame) -> None:
     from pyspark.sql import types as t
 
-    nested = (t.ArrayType, t.MapType, t.StructType)
-    parquet_types = (
-        t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
-        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, *nested,
-    )  # fmt: skip
-
     def unfit(whole: DataType) -> bool:
         if kind == "csv":
-            return isinstance(whole, (*nested, t.BinaryType))
-        return any(
-            (isinstance(part, t.StructType) and not part.fields)
-            or (kind == "parquet" and not isinstance(part, parquet_types))
-            for part in types_in(whole)
-        )
+            return isinstance(whole, (t.ArrayType, t.MapType, t.StructType, t.BinaryType))
+        if kind == "json":
+            return any(isinstance(part, t.StructType) and not part.fields for part in types_in(whole))
+        return not_in_parquet(whole)
 
     if problems := column_problems(frame, unfit):
         raise SchemaMismatch(
             f"FileSink cannot write these rows as {kind}: {'; '.join(problems)}.",
             to_do="select, rename or cast the columns, for example with to_json for nested ones.",
         )
+
+
+def not_in_parquet(kind: DataType) -> bool:
+    """Whether Parquet has no column for `kind`, or for a part of it."""
+    from pyspark.sql import types as t
+
+    known = (
+        t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
+        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, t.ArrayType, t.MapType,
+    )  # fmt: skip
+    parts = types_in(kind)
+    return not all(part.fields if isinstance(part, t.StructType) else isinstance(part, known) for part in parts)
 
 
 def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
@@ -233,14 +225,6 @@ def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
         yield from leaves(f"{path}.list.element", kind.value_type)
     else:
         yield path, kind
-
-
-def never_nan(schema: pa.Schema) -> list[str]:
-    """The value columns that cannot hold NaN."""
-    import pyarrow as pa
-
-    columns = (leaf for field in schema for leaf in leaves(field.name, field.type))
-    return [path for path, kind in columns if not pa.types.is_floating(kind)]
 
 
 def repeating(batch: pa.RecordBatch) -> list[str]:

@@ -1,10 +1,8 @@
 """Rows as JSON or CSV without loss: the options of Spark's rendering, and map keys as text.
 
 Spark's writers cut timestamps to milliseconds, the one for CSV trims text, and `to_json` shows its internals for map
-keys that are not text. Decided rows must arrive unchanged, and a replay must write the same, so keys of maps become
-text as docs/how-to/files.md describes, and those that are binary, array or struct are refused.
-
-Two keys of one map never become the same text: each of these texts reads back to one value of the type.
+keys that are not text. So keys become text as docs/how-to/files.md describes: each reads back to one value of the type,
+so two keys of one map never become the same text.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """MySQL and MariaDB as a `Dialect`: XA transactions, staging tables dropped after the move's COMMIT.
 
-A writer inserts its marker as the first thing in its transaction, with the number of its connection. InnoDB shows a row
-that is not committed yet to READ UNCOMMITTED, so one table answers everything:
-
-| read uncommitted | read committed | the transaction is |
-|---|---|---|
-| there | there | committed |
-| there | no | still open: live in that connection, or prepared |
-| no | no | rolled back, or its marker was pruned |
-
-That holds for live and for prepared transactions and after a crash of the server, asks no right but SELECT, and leaves
-no gap: InnoDB takes the marker away only with everything else that the transaction wrote.
+A writer inserts its marker as the first thing in its transaction. InnoDB shows a row that is not committed yet to READ
+UNCOMMITTED, so one table answers everything (docs/how-to/mysql.md has the answers), for live and for prepared
+transactions and after a crash of the server. That asks no right but SELECT, and leaves no gap: InnoDB takes the marker
+away only with everything else that the transaction wrote.
 
 A successful `XA COMMIT` is proof. Anything else is not: error 1397 means finished, or unknown, or still owned by a
 connection, so the marker decides, and while it is open the commit is sent again. A transaction that was rolled back
@@ -27,9 +20,11 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import Leftover
+from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
 from penstock.sinks.mysql.session import (
     DUPLICATE,
@@ -40,14 +35,10 @@ from penstock.sinks.mysql.session import (
     Session,
     mapper,
 )
+from penstock.sinks.mysql.sink import MySqlSink
 from penstock.sinks.mysql.tables import Names, two_phase_refusal
-from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, name_of
+from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, leftovers, name_of
 from penstock.sinks.sql.tables import quoted
-
-if TYPE_CHECKING:
-    from penstock.checkpoint.decision import Committable
-    from penstock.deadline import Deadline
-    from penstock.sinks.mysql.sink import MySqlSink
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +58,6 @@ _TABLES = {
 class Open:
     """A transaction that is neither committed nor rolled back, begun in `connection` at `since`."""
 
-    writer: str
     connection: int
     since: str
 
@@ -105,7 +95,11 @@ class MySqlDialect(Dialect[Session]):
 
     def set_up(self, connection: Session, since: str | None = None) -> None:
         """Nothing can be proven then about writers that began before `since` (default: now)."""
-        if self.missing(connection):
+        there = connection.query(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name IN (%s, %s)",
+            [self.names.database, *_TABLES],
+        )
+        if len(there) < len(_TABLES):
             for table, columns in _TABLES.items():
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {self.names.quoted(table)} {columns}")
         if not connection.query(f"SELECT 1 FROM {self._sinks} WHERE sink = %s", [self.names.sink]):
@@ -113,13 +107,6 @@ class MySqlDialect(Dialect[Session]):
                 f"INSERT IGNORE INTO {self._sinks} VALUES (%s, 0, 0, %s - INTERVAL 1 MICROSECOND)",
                 [self.names.sink, since or self.now(connection)],
             )
-
-    def missing(self, session: Session) -> list[str]:
-        there = session.query(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name IN (%s, %s)",
-            [self.names.database, *_TABLES],
-        )
-        return sorted(_TABLES.keys() - {str(name) for (name,) in there})
 
     def now(self, session: Session) -> str:
         """The server's time, by which writers are compared with pruned markers."""
@@ -178,8 +165,9 @@ class MySqlDialect(Dialect[Session]):
         seen = session.query(asked, values)
         # Second, so that a transaction committed in between counts as committed.
         visible = {str(row[0]) for row in session.query(asked, values)}
-        found = [Open(str(writer), int(connection), str(since)) for writer, connection, since in seen]
-        return {transaction.writer: transaction for transaction in found if transaction.writer not in visible}, visible
+        return {
+            str(writer): Open(int(at), str(since)) for writer, at, since in seen if str(writer) not in visible
+        }, visible
 
     # XA transactions
 
@@ -211,8 +199,7 @@ class MySqlDialect(Dialect[Session]):
                 )
             # A move is never prepared, and its user may lack the right to list prepared transactions.
             in_xa = self._recovered(connection) if any(name not in staged for name in still) else set()
-            for transaction in still.values():
-                name = transaction.writer
+            for name, transaction in still.items():
                 if name not in in_xa or (not self._roll_back(connection, name) and name in refused):
                     _cut(connection, transaction)  # live, or prepared and its connection does not close
                 refused |= {name} & in_xa
@@ -221,14 +208,11 @@ class MySqlDialect(Dialect[Session]):
 
     def recover(self, connection: Session) -> Sequence[Leftover]:
         is_open = self._look(connection)[0]
-        found = []
-        for name in {*is_open, *self._staging_tables(connection)}:
-            numbers = self.names.numbers_in(name)
-            if numbers is not None:
-                since = is_open[name].since if name in is_open else None
-                at = None if since is None else datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
-                found.append(Leftover(name, **numbers, started=at))
-        return found
+        began = {
+            name: datetime.fromisoformat(transaction.since).replace(tzinfo=UTC).timestamp()
+            for name, transaction in is_open.items()
+        }
+        return leftovers({**dict.fromkeys(self._staging_tables(connection)), **began}, self.names.numbers_in)
 
     def _recovered(self, session: Session) -> set[str]:
         """The writers of this sink whose transactions are prepared, of every generation."""

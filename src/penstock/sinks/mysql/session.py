@@ -124,10 +124,8 @@ class Session:
 
     def __init__(self, sink: MySqlSink, *, seconds: float = 120.0) -> None:
         self.where, self.deadline = sink.where, Deadline(seconds)
-        try:
+        with errors.MissingExtra.named("Writing to MySQL or MariaDB", "mysql"):
             import pymysql
-        except ImportError as error:
-            raise errors.MissingExtra.of("Writing to MySQL or MariaDB", "mysql", error) from error
         self._errors: Any = pymysql.err
         # The server's wait for a lock ends well before our wait for the server.
         locks = max(1, min(math.ceil(sink.lock_seconds), math.floor(seconds / 2)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
-from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
+from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import seconds
 from penstock.errors import ConfigurationError
 from penstock.sinks.mysql.session import Session
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from penstock.sinks.mysql.dialect import MySqlDialect
     from penstock.sinks.mysql.tables import Names, RowColumns, Table
-    from penstock.sinks.mysql.writer import MySqlWriter
-    from penstock.sinks.sql.committer import SqlCommitter
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -107,7 +105,7 @@ class MySqlSink(TwoPhaseSink):
         with self._connected(dialect) as session:
             return [Finding(uid, text) for text in tables.findings(session, dialect, self, self.columns)]
 
-    def open_writer(self, scope: WriterScope) -> MySqlWriter:
+    def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.mysql.writer import MySqlWriter
 
         dialect, mode = self._dialect(scope.sink), scope.hints.get("mode") or self.mode
@@ -116,7 +114,7 @@ class MySqlSink(TwoPhaseSink):
                 mode = dialect.mode(session)
         return MySqlWriter(dialect, scope, self._ready, staged=mode != "two_phase", key=self.keys)
 
-    def open_committer(self, scope: SinkScope) -> SqlCommitter[Session]:
+    def open_committer(self, scope: SinkScope) -> Committer:
         from penstock.sinks.sql.committer import SqlCommitter
 
         dialect = self._dialect(scope)

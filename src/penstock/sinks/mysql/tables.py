@@ -1,13 +1,7 @@
 """The target table and the server: read, compared with the rows, created, checked; and the names of a sink's writers.
 
-A sink is its job, its uid and its table. The table is part of it because one server may hold the same job twice: a
-fork that writes into tables of its own, a copy for testing. XA ids are known to the whole server, so the database is
-part of theirs.
-
-    XA id     penstock-<digest of sink and database>,  g<generation>-e<epoch>-a<attempt>-p<partition>-<random>
-    staging   penstock_stage_<digest of sink>_g<generation>_<random>
-
-The second half of an XA id, or the name of the staging table, is the writer's name: in its committable and its marker.
+The table is a part of a sink here, because one server may hold the same job twice: a fork that writes into tables of
+its own, a copy for testing. XA ids are known to the whole server, so the database is part of theirs.
 """
 
 from __future__ import annotations
@@ -23,15 +17,7 @@ from penstock.errors import ConfigurationError, SchemaMismatch, TableMissing
 from penstock.sinks.mysql.session import ALLOW_LOADING, SYSTEM, ServerError, Session
 from penstock.sinks.mysql.types import column_type, refusal
 from penstock.sinks.sql.faults import NOTHING_VISIBLE
-from penstock.sinks.sql.tables import (
-    Column,
-    compare,
-    digest,
-    label,
-    quoted,
-    staging_generation,
-    staging_prefix,
-)
+from penstock.sinks.sql.tables import Column, compare, digest, label, numbers_in, quoted, staging_prefix
 
 if TYPE_CHECKING:
     from penstock.sinks.mysql.dialect import MySqlDialect
@@ -93,8 +79,7 @@ class Names:
         match = _BRANCH.fullmatch(writer)
         if match is not None:
             return {key: int(value) for key, value in match.groupdict().items()}
-        generation = staging_generation(writer, self.identity)
-        return None if generation is None else {"generation": generation}
+        return numbers_in(writer, self.identity)
 
     def quoted(self, table: str) -> str:
         return f"{quoted(self.database, '`')}.{quoted(table, '`')}"
@@ -149,13 +134,11 @@ def read(session: Session, names: Names) -> Table | None:
 def fitting(session: Session, names: Names, columns: RowColumns, *, create: bool, key: Sequence[str] = ()) -> Table:
     """The table for rows of `columns`, created now if allowed; otherwise an error that names every difference."""
     table = read(session, names)
-    if table is None:
-        if not create:
-            raise missing(names)
+    if table is None and create:
         session.execute(creation(names, columns, key, collation(session, columns, key)))
         table = read(session, names)
-        if table is None:
-            raise missing(names)
+    if table is None:
+        raise missing(names)
     require(table, names, columns)
     return table
 
@@ -226,8 +209,7 @@ def ambiguous_keys(table: Table, key: Sequence[str]) -> list[str]:
 
 
 def unique_keys(session: Session, names: Names) -> dict[str, set[str | None]]:
-    """The columns of each unique index. None stands for an expression or the beginning of a column, which the index
-    compares in its place."""
+    """The columns of each unique index; None where it compares an expression or the beginning of a column."""
     rows = session.query(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",

@@ -1,8 +1,7 @@
 """Column types, and rows as the text that `LOAD DATA LOCAL INFILE` reads.
 
-A kind is a short word for what Spark and Arrow call a type: `bigint`, `int`, `smallint`, `tinyint`, `ubigint`,
-`boolean`, `double`, `float`, `decimal(p,s)`, `string`, `json`, `binary`, `date`, `timestamp`, `time`. Rows become text
-column by column, by Arrow's own kernels, without a Python object per row.
+A kind is a short word for what Spark and Arrow call a type, such as `bigint` or `decimal(p,s)`. Rows become text column
+by column, by Arrow's own kernels, without a Python object per row.
 """
 
 from __future__ import annotations
@@ -50,11 +49,6 @@ _TAKES = {
     "timestamp": {"datetime", "timestamp"},
     "time": {"time"},
 }
-_SPARK = {
-    "bigint": "bigint", "int": "int", "smallint": "smallint", "tinyint": "tinyint", "boolean": "boolean",
-    "double": "double", "float": "float", "string": "string", "binary": "binary", "date": "date",
-    "timestamp": "timestamp", "timestamp_ntz": "timestamp", "void": "string",
-}  # fmt: skip
 _ROUNDING = re.compile(r"(double|float|real)\(\d+,\d+\)")  # to so many digits behind the point
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")  # of an ENUM or a SET
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
@@ -67,18 +61,17 @@ _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"))
 
 def of_spark(name: str, kind: DataType) -> str:
     """`SchemaMismatch` for what no column takes."""
-    text = kind.simpleString()
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
     if is_nested(kind):
         return "json"
-    if text in _SPARK:
-        return _SPARK[text]
-    if _DECIMAL.fullmatch(text):
-        return text
-    if text.startswith(("char(", "varchar(", "string ")):
+    if kind.typeName() in ("char", "varchar"):
         return "string"
-    if text.startswith("time("):
-        return "time"
-    raise unsupported(name, text)
+    try:
+        return of_arrow(name, to_arrow_type(kind, timezone="UTC"))
+    except (PySparkException, SchemaMismatch):
+        raise unsupported(name, kind.simpleString()) from None
 
 
 def of_arrow(name: str, kind: pa.DataType) -> str:

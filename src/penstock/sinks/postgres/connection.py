@@ -20,7 +20,7 @@ from penstock.deadline import Deadline
 from penstock.secrets import hide, is_secret
 from penstock.sinks.sql.dialect import MARKERS, SINKS
 from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule
-from penstock.sinks.sql.tables import quoted
+from penstock.sinks.sql.tables import check_length, quoted
 
 #: The server's time in microseconds, at which the transaction began.
 NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
@@ -50,13 +50,11 @@ _URL = re.compile(
 @functools.cache
 def client() -> SimpleNamespace:
     """psycopg for statements, ADBC for rows; `MissingExtra` where one is not installed."""
-    try:
+    with errors.MissingExtra.named("Writing to PostgreSQL", "postgres"):
         import adbc_driver_manager.dbapi as dbapi
         import adbc_driver_postgresql.dbapi as adbc
         import psycopg
         from psycopg.conninfo import make_conninfo
-    except ImportError as error:
-        raise errors.MissingExtra.of("Writing to PostgreSQL", "postgres", error) from error
     return SimpleNamespace(adbc=adbc, dbapi=dbapi, psycopg=psycopg, make_conninfo=make_conninfo)
 
 
@@ -67,6 +65,9 @@ class Place:
     schema: str
     table: str
     own_schema: str
+
+    def __post_init__(self) -> None:
+        check_length(SYSTEM, self.table, len(self.table.encode()), 63, "bytes")  # it would cut the rest off
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.table}"

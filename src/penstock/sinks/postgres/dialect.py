@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.checkpoint.decision import Committable
@@ -25,8 +26,8 @@ from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
 from penstock.sinks.postgres.connection import OBJECT_IN_USE, UNDEFINED_OBJECT, Line, client, mapper
 from penstock.sinks.postgres.sink import PostgresSink
-from penstock.sinks.sql.dialect import Dialect, Proof, name_of
-from penstock.sinks.sql.tables import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
+from penstock.sinks.sql.dialect import Dialect, Proof, leftovers, name_of
+from penstock.sinks.sql.tables import digest, label, literal, numbers_in, quoted, staging_prefix
 
 _POLL = 0.02
 _END = """
@@ -132,20 +133,14 @@ class PostgresDialect(Dialect[Line]):
             raise
 
     def recover(self, connection: Line) -> Sequence[Leftover]:
-        traces = []
-        for gid, since in self.transactions(connection):
-            numbers = numbers_in(gid, self._prefix)
-            if numbers is not None:
-                traces.append(Leftover(gid, **numbers, started=since))
         staging = (
             "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)"
         )
-        for (table,) in connection.ask(staging, self._place.own_schema, staging_prefix(self._prefix)):
-            generation = staging_generation(str(table), self._prefix)
-            if generation is not None:
-                traces.append(Leftover(str(table), generation))
-        return traces
+        began: dict[str, float | None] = dict(self.transactions(connection))
+        tables = connection.ask(staging, self._place.own_schema, staging_prefix(self._prefix))
+        began.update((str(table), None) for (table,) in tables)
+        return leftovers(began, partial(numbers_in, prefix=self._prefix))
 
     # Staging tables
 

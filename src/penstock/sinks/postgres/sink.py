@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
-from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
+from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline, seconds
 from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
-from penstock.sinks.postgres.connection import Line, Place, Server, client, mapper
-from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table
+from penstock.sinks.postgres.connection import NOW, Line, Place, Server, client, mapper
+from penstock.sinks.sql.tables import MODES, SqlMode, check_mode, require_key, split_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from penstock.sinks.postgres.writer import PostgresWriter
-    from penstock.sinks.sql.committer import SqlCommitter
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +76,8 @@ class PostgresSink(TwoPhaseSink):
         self.place = Place(schema or "public", name, own_schema or schema or "public")
         self.mode: SqlMode = mode
         self.create = create
-        self.lock_timeout = lock_timeout
         self.lock_seconds = seconds(lock_timeout, "lock_timeout")
         self._planned: StructType | None = None
-        check_length("PostgreSQL", name, len(name.encode()), 63, "bytes")  # it would cut the rest off
 
     def __repr__(self) -> str:
         key = f", key={list(self.key)}" if self.key else ""
@@ -92,16 +90,9 @@ class PostgresSink(TwoPhaseSink):
         return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"{MODES[self.mode]}; {self.describe()}")
 
     def redirected(self, suffix: str) -> PostgresSink:
-        return PostgresSink(
-            self.server.conninfo,
-            table=f"{quoted(self.place.schema)}.{quoted(self.place.table + suffix)}",
-            mode=self.mode,
-            key=self.key,
-            create=self.create,
-            own_schema=self.place.own_schema,
-            lock_timeout=self.lock_timeout,
-            **self.server.options,
-        )
+        redirected = copy.copy(self)
+        redirected.place = replace(self.place, table=f"{self.place.table}{suffix}")
+        return redirected
 
     def shape(self, frame: DataFrame) -> DataFrame:
         """Nested columns become JSON. In an epoch the table is created if need be, and compared with the frame."""
@@ -122,12 +113,12 @@ class PostgresSink(TwoPhaseSink):
 
         return [Finding(uid, text) for text in tables.check(self, context, self._planned)]
 
-    def open_writer(self, scope: WriterScope) -> PostgresWriter:
+    def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.postgres.writer import PostgresWriter
 
         return PostgresWriter(self, scope)
 
-    def open_committer(self, scope: SinkScope) -> SqlCommitter[Line]:
+    def open_committer(self, scope: SinkScope) -> Committer:
         from penstock.sinks.postgres.dialect import PostgresDialect
         from penstock.sinks.sql.committer import SqlCommitter
 
@@ -149,13 +140,16 @@ class PostgresSink(TwoPhaseSink):
         return "create it, or say create=True."
 
     def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
-        """Create the sink's own tables, and its row in them, if they are missing. Raises psycopg's errors."""
+        """Create the sink's own tables, and its row in them, if they are missing. Nothing can be proven then about
+        writers that began before `since` (default: now). Raises psycopg's errors."""
         from penstock.sinks.postgres import tables
 
         if not tables.has_own_tables(line.ask, self.place):
             self._make(tables.own_tables(self.place), self.place.own_schema, line)
         if not tables.is_known(line.ask, self.place, prefix):
-            tables.make_known(line.ask, self.place, prefix, since)
+            new = f"INSERT INTO {self.place.sinks} (sink, generation, fence, pruned)"
+            values = f"VALUES ($1, 0, 0, COALESCE($2::bigint, {NOW}) - 1)"
+            line.ask(f"{new} {values} ON CONFLICT DO NOTHING", prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
         """Create the table or compare it with the rows."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, TableMissing
-from penstock.sinks.postgres.connection import NOW, Place, mapper
+from penstock.sinks.postgres.connection import Place, mapper
 from penstock.sinks.postgres.types import PgColumn, Route, column_type, refusal
 from penstock.sinks.sql.tables import compare, quoted
 
@@ -123,16 +123,6 @@ def has_own_tables(ask: Ask, place: Place) -> bool:
 
 def is_known(ask: Ask, place: Place, prefix: str) -> bool:
     return has_own_tables(ask, place) and bool(ask(f"SELECT FROM {place.sinks} WHERE sink = $1", prefix))
-
-
-def make_known(ask: Ask, place: Place, prefix: str, since: int | None) -> None:
-    """Insert the sink's row. Nothing can be proven then about writers that began before `since` (default: now)."""
-    ask(
-        f"INSERT INTO {place.sinks} (sink, generation, fence, pruned) "
-        f"VALUES ($1, 0, 0, COALESCE($2::bigint, {NOW}) - 1) ON CONFLICT DO NOTHING",
-        prefix,
-        since,
-    )
 
 
 def own_tables(place: Place) -> tuple[str, ...]:

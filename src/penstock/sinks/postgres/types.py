@@ -1,8 +1,7 @@
 """Which values a PostgreSQL column takes, and in which Arrow type they travel.
 
 Rows go as binary COPY, whose bytes the server takes as they are: an int32 for a bigint would be refused, or misread. So
-every column is cast to the exact type of its target. Unsafe casts are refused: a number that would be rounded, a time
-whose zone would be a guess.
+every column is cast to the exact type of its target, and a cast that is not safe is refused.
 """
 
 from __future__ import annotations
@@ -111,9 +110,8 @@ def _cast(wanted: pa.DataType, column: PgColumn) -> Route:
 
 
 def _require_storable(values: pa.Array, column: PgColumn) -> None:
-    """`Unstorable` for values that the server would change silently, and for those that the client refuses without a
-    reason. A varchar cuts blanks beyond its limit. Dates and times begin in 4714 BC; one before that means
-    -infinity."""
+    """`Unstorable` for values that the client refuses without a reason, and for those that the server would change
+    silently: a varchar cuts blanks beyond its limit, a date before 4714 BC means -infinity."""
     if column.width is not None:
         longest = pc.max(pc.utf8_length(values)).as_py()
         if longest is not None and longest > column.width:

@@ -1,8 +1,7 @@
 """The connection to Redis, its errors as Penstock's, and the sink's own keys with the scripts that change them.
 
 An address may hold a secret, so no message shows it whole. A password with a `/`, `#`, `?` or `@` that should have been
-percent-encoded makes another address of it: parts of the password become port, path or options. So an ambiguous address
-is refused, and not repeated.
+percent-encoded makes another address of it, so an ambiguous address is refused, and not repeated.
 
     penstock:<job>:<uid>:s:<name>    list    the rows of one writer, prepared; a sentinel at its head
     penstock:<job>:<uid>:open        hash    name → what is needed to apply it; every writer not yet applied or aborted
@@ -10,14 +9,12 @@ is refused, and not repeated.
     penstock:<job>:<uid>:done        zset    name → epoch: the proof, kept for the last epochs
     penstock:<job>:<uid>:synced      string  the writer for which replicas were last awaited, if the sink does that
 
-<name> is `g<generation>-e<epoch>-a<attempt>-p<partition>-t<task attempt>-<token>` and never used twice. None of these
-keys ever gets a TTL: a decided epoch must not expire. On a cluster all begin with the hash tag of the user's prefix.
-Rows may not have such keys, this sink's or another's, or they could overwrite a proof.
+No <name> is ever used twice, and none of these keys ever gets a TTL: a decided epoch must not expire. Rows may not have
+such keys, this sink's or another's, or they could overwrite a proof.
 
 Redis runs each Lua script atomically, but does *not* roll back one that fails in the middle. So `APPLY` checks every
-key that it will touch before it writes the first one; after that neither a key of another type nor a counter that is no
-integer or would overflow can fail it. Redis refuses for lack of memory only before a script's first write. The one case
-left are rights that are revoked at that moment: counters that were interrupted by it are never touched again.
+key that it will touch before it writes the first one; Redis itself refuses for lack of memory only before that. The one
+case left are rights that are revoked at that moment: counters that were interrupted by it are never touched again.
 """
 
 from __future__ import annotations
@@ -54,10 +51,8 @@ _AWAY = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY", "TRYAGAIN",
 
 
 def library() -> Any:
-    try:
+    with errors.MissingExtra.named("The Redis sink", "redis"):
         import redis
-    except ImportError as error:
-        raise errors.MissingExtra.of("The Redis sink", "redis", error) from error
     return redis
 
 

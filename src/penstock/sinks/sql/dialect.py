@@ -2,9 +2,6 @@
 
 A commit is proven by a marker row, written in the very transaction that makes a writer's rows visible:
 
-    penstock_markers   one row for each writer whose rows are visible (sink, writer, epoch, generation, at)
-    penstock_sinks     one row for each sink (sink, generation, fence, pruned)
-
 | in the database | means |
 |---|---|
 | the marker | committed, whatever else is there |
@@ -14,19 +11,17 @@ A commit is proven by a marker row, written in the very transaction that makes a
 
 `at` is the server's time at which the writer began; its committable carries it too. `pruned` is the largest `at` of all
 markers ever pruned for this sink, at first the time when its row was created: if these tables are dropped, they are
-created again, and earlier writers are unknown, not lost. So a missing marker of a younger writer never existed. Each
-dialect decides in which form times are compared.
+created again, and earlier writers are unknown, not lost.
 
 `fence` counts the sweeps of a sink. A sweep raises it before it ends sessions and looks for leftovers; a writer
 compares it, as its last step before it prepares, with the one its driver read. So the sweep ends a writer that was
-already connected, and a later one fails by itself. `generation` is that of the newest run that swept: an older run does
-not raise the fence, so it never disturbs a newer one.
+already connected, and a later one fails by itself. An older run does not raise the fence of a newer `generation`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -137,8 +132,7 @@ class Dialect(ABC, Generic[C]):
 
     @abstractmethod
     def recover(self, connection: C) -> Sequence[Leftover]:
-        """Everything of this sink that is prepared, staged or still being written, of all generations, by the writers'
-        names."""
+        """All of this sink's writers that are prepared, staged or still writing, of all generations."""
 
     # Staging tables
 
@@ -177,6 +171,12 @@ def split(committables: Collection[Committable]) -> tuple[list[Committable], lis
     there = sorted((each for each in committables if name_of(each)), key=lambda each: each.writer)
     prepared = [each for each in there if not is_staging(name_of(each))]
     return prepared, [each for each in there if is_staging(name_of(each))]
+
+
+def leftovers(began: Mapping[str, float | None], numbers_in: Callable[[str], dict[str, Any] | None]) -> list[Leftover]:
+    """Those of the writers that a server lists, and when they began, whose names are of the sink."""
+    numbered = ((name, numbers_in(name), since) for name, since in began.items())
+    return [Leftover(name, **numbers, started=since) for name, numbers, since in numbered if numbers is not None]
 
 
 def payload_of(

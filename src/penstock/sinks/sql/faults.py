@@ -1,7 +1,4 @@
-"""One mapper from a driver's errors to Penstock's, over a table of rules that each dialect brings.
-
-The first `Rule` that fits a `Fault` says which error it is; a rule without words of its own gets those of `_WORDS`, so
-that all databases speak with one voice."""
+"""One mapper from a driver's errors to Penstock's, over a table of rules that each dialect brings."""
 
 from __future__ import annotations
 

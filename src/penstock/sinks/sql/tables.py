@@ -1,8 +1,7 @@
 """The target table as its user describes it, the names of what a sink leaves beside it, and rows against its columns.
 
-A writer's name begins with a label of its sink (`job:uid`) and carries generation, epoch, attempt, partition and task
-attempt, so that a person can read it. A random token at its end makes it unique for all time: also after the checkpoint
-was deleted, when generations and epochs begin again at one.
+A writer's name ends with a random token, which makes it unique for all time: also after the checkpoint was deleted,
+when generations and epochs begin again at one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 #: Longest label of a sink; the rest of a writer's name takes at most 90 characters.
 _LABEL = 100
 _WRITER = re.compile(r":g(?P<generation>\d+):e(?P<epoch>\d+):a\d+:p(?P<partition>\d+):t\d+:[0-9a-f]{12}")
-_STAGING = re.compile(r"penstock_stage_[0-9a-f]{16}_g\d+_[0-9a-f]{12}")
+_STAGED = re.compile(r"(?P<generation>\d+)_[0-9a-f]{12}")
+_STAGING = re.compile(rf"penstock_stage_[0-9a-f]{{16}}_g{_STAGED.pattern}")
 _NAME = r'(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^".`\s]+))'
 _TABLE = re.compile(rf"(?:{_NAME}\.)?{_NAME}")
 
@@ -50,10 +50,11 @@ def writer_name(scope: WriterScope) -> str:
 
 
 def numbers_in(name: str, prefix: str) -> dict[str, Any] | None:
-    """Generation, epoch and partition in a writer's name; None if it is not one of the sink `prefix`."""
-    start = label(prefix)
-    match = _WRITER.fullmatch(name, len(start)) if name.startswith(start) else None
-    return {key: int(value) for key, value in match.groupdict().items()} if match else None
+    """Generation and, of a transaction, epoch and partition in the name of a writer of the sink `prefix`."""
+    for pattern, start in ((_WRITER, label(prefix)), (_STAGED, staging_prefix(prefix))):
+        if name.startswith(start) and (match := pattern.fullmatch(name, len(start))):
+            return {key: int(value) for key, value in match.groupdict().items()}
+    return None
 
 
 def staging_prefix(prefix: str) -> str:
@@ -63,12 +64,6 @@ def staging_prefix(prefix: str) -> str:
 def staging_name(scope: WriterScope) -> str:
     """A unique name for one writer's staging table, at most 63 bytes."""
     return f"{staging_prefix(scope.sink.prefix)}{scope.sink.generation}_{secrets.token_hex(6)}"
-
-
-def staging_generation(name: str, prefix: str) -> int | None:
-    """The generation in a staging table's name; None if it is not one of the sink `prefix`."""
-    match = re.fullmatch(re.escape(staging_prefix(prefix)) + r"(\d+)_[0-9a-f]{12}", name)
-    return int(match[1]) if match else None
 
 
 def is_staging(name: str) -> bool:

@@ -1,8 +1,4 @@
-"""Delta and Iceberg tables, exactly once: tasks write data files, one commit of the table adds an epoch's.
-
-`writer` and `columns` are a task's side, `committer` the driver's; `target` is what both ask of a table format, and
-`delta` and `iceberg` implement it.
-"""
+"""Delta and Iceberg tables, exactly once: tasks write data files, one commit of the table adds an epoch's."""
 
 from penstock.sinks.tables.sink import DeltaSink, IcebergSink
 

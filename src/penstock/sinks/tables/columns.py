@@ -1,8 +1,5 @@
-"""Compares the columns of rows with those of a table, as Arrow types, before the first row is written.
-
-Rows go into a table by name. They may lack nullable columns, and their numbers may be narrower than the table's. All
-other differences are refused: nothing is cut, rounded or dropped silently.
-"""
+"""Compares the columns of rows with those of a table, as Arrow types, before the first row is written: nothing is cut,
+rounded or dropped silently."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConstraintViolated, SchemaMismatch
+from penstock.sinks.files.encode import not_in_parquet
 from penstock.sinks.files.text import column_problems, types_in
 from penstock.sinks.sql.tables import Column, compare, hint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
 
 #: Types a table can be partitioned by: those with an unambiguous text.
 PARTITION_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -45,7 +42,7 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     from pyspark.sql import types as t
     from pyspark.sql.pandas.types import to_arrow_type
 
-    problems = column_problems(frame, lambda kind: not all(map(_storable, types_in(kind))))
+    problems = column_problems(frame, not_in_parquet)
     structs = (part for part in types_in(frame.schema) if isinstance(part, t.StructType))
     for name in (field.name for struct in structs for field in struct.fields):
         odd = sorted({repr(letter) for letter in name if letter in forbidden})
@@ -58,17 +55,6 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
         )
     kinds = [(column.name, to_arrow_type(column.dataType, timezone="UTC")) for column in frame.schema.fields]
     return pa.schema(kinds)
-
-
-def _storable(kind: DataType) -> bool:
-    from pyspark.sql import types as t
-
-    if type(kind) is t.StructType:
-        return bool(kind.fields)
-    return type(kind) in (
-        t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
-        t.StringType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType, t.ArrayType, t.MapType,
-    )  # fmt: skip
 
 
 def plain(schema: pa.Schema) -> pa.Schema:

@@ -19,14 +19,16 @@ from datetime import date, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deltalake
 import pyarrow as pa
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties
 from pyarrow.fs import PyFileSystem
+from pyarrow.parquet import FileMetaData
 
+from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError
 from penstock.sinks.files import is_local
 from penstock.sinks.files.encode import leaves
@@ -37,11 +39,6 @@ from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ObjectTree
 from penstock.storage.local import LocalTree
 from penstock.storage.tree import Tree
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
-
-    from penstock.contracts.sink import SinkScope
 
 _LOG = "_delta_log"
 _SWEPT = "penstock.swept"

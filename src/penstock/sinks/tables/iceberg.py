@@ -1,7 +1,6 @@
 """An Iceberg table as `Target`, through pyiceberg: data files and the sink's mark in one commit of the catalog.
 
-The mark is a table property, see `iceberg_mark`. It is read with its snapshot and written with the next one, and a
-commit succeeds only on top of that very snapshot. Snapshots expire; properties stay.
+The mark is a table property, see `iceberg_mark`: snapshots expire, properties stay.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from dataclasses import replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyarrow.parquet import FileMetaData
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.io.pyarrow import (
@@ -34,6 +34,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION
 from pyiceberg.typedef import Record
 
+from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError
 from penstock.sinks.tables.columns import check_partitions, strict_inside
 from penstock.sinks.tables.iceberg_mark import Pages, mark_in
@@ -50,11 +51,6 @@ from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ArrowTree, ObjectTree
 from penstock.storage.local import LocalTree
 from penstock.storage.tree import Tree
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
-
-    from penstock.contracts.sink import SinkScope
 
 _ATTEMPTS = 4
 _RETRIES = "commit.retry.num-retries"

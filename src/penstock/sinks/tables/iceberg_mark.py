@@ -1,11 +1,8 @@
 """A sink's commits to an Iceberg table: a mark in the table's properties, and a chain of pages behind it.
 
-The mark, the property `penstock.<job>:<uid>`, counts the sink's commits and names the page of the newest; the commit
-that it counts writes it. A page is a small file that names the tokens which one commit took or gave up, and holds the
-mark as it was before. So a proof walks back as many pages as there were commits, with any number of writers, while the
-mark stays short: Hive's metastore takes 4,000 characters for a property.
-
-    <data folder>/_penstock/<job>/<uid>/taken/<commit>-<random>.json
+The mark counts the sink's commits and names the page of the newest. A page names the tokens which one commit took or
+gave up, and holds the mark as it was before. So a proof walks back as many pages as there were commits, with any number
+of writers, while the mark stays short: Hive's metastore takes 4,000 characters for a property.
 
 A page is durable before the commit that names it. The page of a failed commit is pruned with the old ones.
 """
@@ -18,12 +15,10 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.sinks.tables.target import Change, History
-
-if TYPE_CHECKING:
-    from penstock.storage.tree import Tree
+from penstock.storage.tree import Tree
 
 #: Commits whose pages are kept: more than there can be between the seal of an epoch and its commit.
 KEPT_COMMITS = 256

@@ -125,10 +125,8 @@ class DeltaSink(TableSink):
         return self._check_table(self._target(None).look(), self.path, uid)
 
     def _target(self, scope: SinkScope | None) -> Target:
-        try:
+        with MissingExtra.named("The Delta sink", "delta"):
             from penstock.sinks.tables.delta import DeltaTarget
-        except ImportError as error:
-            raise MissingExtra.of("The Delta sink", "delta", error) from error
         return DeltaTarget(self.path, self.storage_options, self.partition_by, scope)
 
 
@@ -186,10 +184,8 @@ class IcebergSink(TableSink):
         return [*findings, *self._check_table(known, root, uid)]
 
     def _target(self, scope: SinkScope | None) -> Target:
-        try:
+        with MissingExtra.named("The Iceberg sink", "iceberg"):
             from penstock.sinks.tables.iceberg import IcebergTarget
-        except ImportError as error:
-            raise MissingExtra.of("The Iceberg sink", "iceberg", error) from error
         return IcebergTarget(self.table, self.catalog, self.properties, self.partition_by, scope)
 
 

@@ -1,8 +1,7 @@
 """The interface between the shared part of the table sinks and Delta or Iceberg, and what both formats share.
 
-A table's own log is a line: every commit is made against the state before it, and of two made against the same state
-one fails. All proofs rest on that: `append` succeeds only against the very state that was last looked at, so no other
-writer can have taken a token between "not taken yet" and "taken now".
+All proofs rest on one thing: `append` succeeds only against the very state that was last looked at, so no other writer
+can have taken a token between "not taken yet" and "taken now".
 """
 
 from __future__ import annotations
@@ -15,20 +14,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyarrow.parquet import FileMetaData, Statistics
 
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, PenstockError, StorageFull, SystemUnavailable
 from penstock.secrets import without_secrets
 from penstock.sinks.files import commit
 from penstock.storage.storage import is_full
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData, Statistics
-
-    from penstock.contracts.sink import SinkScope, WriterScope
-    from penstock.storage.tree import Tree
+from penstock.storage.tree import Tree
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _DATA = re.compile(r"-(?P<token>[0-9a-f]{20})-\d+\.parquet$")

@@ -131,10 +131,8 @@ class WriteAheadSink(TwoPhaseSink):
 class CarriedFunction:
     """A user's function as bytes for a task, or the reason why there are none.
 
-    Only the driver writes, except in mode at_least_once. So a function is unpickled when it is first called: tasks need
-    neither its module nor its captured values. One that cannot be pickled, because it holds a connection, still works
-    in the driver.
-    """
+    Unpickled when it is first called: tasks, which write in mode at_least_once only, need neither its module nor its
+    values. One that cannot be pickled, because it holds a connection, still works in the driver."""
 
     def __init__(self, data: bytes | None, why: str = "") -> None:
         self._data, self._why = data, why
