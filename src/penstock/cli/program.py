@@ -1,8 +1,5 @@
-"""The processes that run a job: a supervisor and its drivers, each from a `Start`, or this very process.
-
-`penstock run` parses the command line and resolves settings once; supervisor and drivers read the result from a private
-file. Imports little at first, so that a supervisor is small and a driver soon reaches the program.
-"""
+"""The processes that run a job: a supervisor and its drivers, each from a `Start`, or this very process. Imports little
+at first, so that a supervisor is small and a driver soon reaches the program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. The
-command line is parsed and settings are resolved here, once: a `Start` carries them on. The other commands load a job's
-file and do not run it: `pack` makes the PEX file that executors of a cluster run out of, `explain`, `check` and
-`config` show what a job guarantees, needs and is set to."""
+"""`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. And
+the commands that load a job's file and do not run it: `pack`, `explain`, `check` and `config`."""
 
 from __future__ import annotations
 

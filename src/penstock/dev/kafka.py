@@ -1,6 +1,5 @@
-"""`penstock dev kafka`: a real Kafka broker for development, started by one command and stopped by another.
+"""`penstock dev kafka`: Apache Kafka, broker and controller in one Java process on 127.0.0.1; one per user cache.
 
-It is Apache Kafka itself, broker and controller in one Java process that listens on 127.0.0.1; one per user cache.
 `state.json` holds only what was started; processes and ports are asked each time whether it is true, so a broker that
 died, or a machine that was switched off, is noticed.
 """

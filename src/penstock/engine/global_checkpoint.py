@@ -1,21 +1,8 @@
 """The global checkpoint: one complete epoch of every query, such that together they are a consistent cut.
 
-    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `checkpoint.history`
-
-Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
-was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
-
-How the cut is taken, without stopping a query:
-
-1. Downstream first, its newest complete epoch. It has consumed only rows that were committed by then.
-2. Then upstream, its newest *decided* epoch. A row is committed only after its epoch is decided, so all that was
-   consumed in 1 belongs to this epoch or an earlier one. The newest complete one would not do: its successor's rows
-   become visible before it is complete. A query in the middle is taken by its decided epoch as well: the positions
-   of that one were cut before.
-3. When every epoch of the cut is complete, it is written. A decided epoch always becomes complete, under its number; if
-   the queries restart before, the cut is dropped and a new one taken.
-
-So it needs only numbers that the coordinators have anyway, and epochs do not wait for it.
+Downstream is read first, by its newest complete epoch, then upstream, by its newest *decided* one: a row is committed
+only after its epoch is decided, so downstream is never ahead. A query in the middle is taken by its decided epoch as
+well: the positions of that one were cut before. docs/concepts/several-queries.md has the proof. Epochs do not wait.
 """
 
 from __future__ import annotations
@@ -54,8 +41,8 @@ Cut = dict[str, "tuple[int, int]"]
 
 
 def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], QueryProgress | None]) -> Cut | None:
-    """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
-    each, in that order. None where a query has no complete epoch yet."""
+    """The cut, not yet complete. `order` is downstream first, `fed` the queries that feed another, `progress` is asked
+    once for each, in that order. None where a query has no complete epoch yet."""
     cut: Cut = {}
     for uid in order:
         now = progress(uid)

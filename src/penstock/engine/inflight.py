@@ -4,9 +4,7 @@
     driver   decision names the log files ──▶ backlog record ──▶ the epoch is complete
     drainer  backlog, oldest first ──▶ the sink, each epoch with a two-phase commit of its own ──▶ log removed
 
-To the epoch protocol the log is just another place that commits: recording an epoch in the backlog is its commit,
-idempotent and possible from any process. The same protocol then runs once more from the backlog to the sink, over a
-ledger of its own. So there is one recovery, used twice, and no third state to reason about.
+To the epoch protocol the log is just another place that commits; the same protocol then runs from it to the sink.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The lanes of a query as the driver has them: where each begins, how far each is, and what a barrier notes of them.
-
-`LaneSet` is of one start of a real-time query. `end_lanes` is for whatever takes over from one: micro-batches, and a
-restore. The protocol of a single lane is in `contracts/lanes.py`.
-"""
+The protocol of a single lane is in `contracts/lanes.py`."""
 
 from __future__ import annotations
 

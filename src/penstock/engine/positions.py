@@ -1,24 +1,15 @@
 """What an epoch reads, checked: the positions that Spark runs it between, and the identity of what they belong to.
 
-**Positions.** Spark writes `offsets/N` and goes on with what it has in memory. On most storage two drivers may both
-believe they created that file, and a superseded driver may rename its own over it at any later time. So the file alone
-does not define an epoch's rows: it is compared with Spark's memory before anything of the epoch is written, and the
-manifest holds what was run. Later changes of the file do no harm: every start uses the manifest, see
-`checkpoint.log_repair`.
+**Positions.** Two drivers may both believe they created `offsets/N`. So it is compared with Spark's memory before
+anything of the epoch is written, and the manifest holds what was run: see "The file may differ from what ran" in
+docs/design-notes.md.
 
-**Inputs.** A position is a number, and a topic that was deleted and created again under the same name has the same
-numbers for other rows. So a source that can tell the two apart (`Source.identified`) gives each part of it an id, which
-is kept in Spark's checkpoint beside the positions:
+**Inputs.** A topic that was deleted and created again under the same name has the same positions for other rows. So a
+source that can tell the two apart (`Source.identified`) gives each part of it an id, kept in Spark's checkpoint, and so
+in every copy of it. No second part ever has the id of the first: rows that were read between two looks at the same id
+are the recorded part's.
 
     _penstock/sources/0000000001.json    of one source: the id of each part; for a part that is named twice, the last
-
-1. *start*: the ids are read and made durable before Spark plans anything. A part that has a position must still be the
-   one that the position was written for; a part without one may be any.
-2. *begin*: parts that have appeared since are recorded before the tasks of the epoch read them.
-3. *confirm*: after the tasks, the ids of all parts that the epoch has read are compared once more. No second part ever
-   has the id of the first, so the rows in between were read from the recorded one.
-
-A copy of the checkpoint (savepoint, restore, fork) contains the ids.
 """
 
 from __future__ import annotations

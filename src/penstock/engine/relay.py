@@ -8,17 +8,8 @@ is sure to live until the next epoch, and either may be killed, or given up by S
     commit  after the tasks: `run_epoch` of the protocol, with their reports as what was prepared
     abort   after a failure anywhere: register, look, and abort what is open unless it is decided
 
-All of it is the same coordinator and the same protocol. What is special:
-
-* **A run of tickets.** A commit that succeeds leaves a ticket in the ledger: generation, epoch, the sink's hints, and
-  which driver it is of. The next `open` tears it and goes on in that generation. Without one it registers a new
-  generation and recovers before any task starts, which is right after any failure of any process, and in any doubt. So
-  nothing depends on a worker's memory. A process that Spark gave up still writes under its old generation; it is fenced
-  as every older driver is.
-* **The query runs already**, so Spark's log is never completed here: a decided epoch is proven by its replay, in which
-  tasks count and sum.
-* **A ticket needs one committer.** Requests to the sink that got no answer are known to the process that sent them
-  alone. A commit worker that did not end the epoch before commits this one, and leaves no ticket.
+All of it is the same coordinator and the same protocol. What is special, such as the tickets by which a generation goes
+on, is in docs/design-notes.md, "a relay of processes".
 """
 
 from __future__ import annotations

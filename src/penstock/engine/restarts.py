@@ -1,8 +1,6 @@
-"""Whether an error is worth a retry, and whether and when a failed job restarts.
+"""Whether an error is worth a retry, and whether and when a failed job restarts: see docs/concepts/restarts.md.
 
-`classify` gives the verdict on an error; the table with reasons is in docs/concepts/restarts.md. Spark's errors are
-recognised by name and text, so nothing here imports PySpark. `Restarts` applies a restart strategy to the failures of
-one job, with an injected clock and random source.
+Spark's errors are recognised by name and text, so nothing here imports PySpark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a start of a job resumes from: its own checkpoint, or a savepoint to restore; and whether the program fits it.
-
-`LastRun` is the job's last run as a restore finds it: fenced before anything is copied, and finished where the copy is
-of the job's own checkpoint.
-"""
+"""What a start of a job resumes from, its own checkpoint or a savepoint to restore; and whether the program fits it."""
 
 from __future__ import annotations
 

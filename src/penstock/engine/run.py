@@ -1,9 +1,8 @@
 """One run of a job: whether everything it needs is there, then its queries, run as one until the last has ended.
 
-The queries start together, restart together and stop together. When one fails, the others finish the epoch under way
-and stop; then the job's one restart strategy decides, and all start again. So linked queries never run against a
-neighbour that is down, and a job has one count of restarts. A bounded query that has read all its input stays done.
-Everything here happens in the thread that called `Job.run`.
+When one query fails, the others finish the epoch under way and stop; then the job's one restart strategy decides, and
+all start again. So linked queries never run against a neighbour that is down. Everything here happens in the thread
+that called `Job.run`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Positions of committed epochs, mirrored to a consumer group, where lag tools see them. They are never the truth:
-Spark's checkpoint decides where a job goes on. So publishing is best effort, beside the epoch, and a broker that goes
-on refusing is mentioned once in the log and asked again later.
-"""
+"""Positions of committed epochs, mirrored to a consumer group, where lag tools see them. They are never the truth, so
+publishing is best effort, beside the epoch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Transactions that a job's runs, dead or alive, have left open, and their end by command: `penstock transactions`.
 
-`decision.honoured` says which decision counts, as when the job itself starts. `look` and `ended` write nothing, neither
-to the ledger nor to the other system. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
+`look` and `ended` write nothing. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
 """
 
 from __future__ import annotations

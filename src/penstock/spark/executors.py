@@ -1,8 +1,5 @@
-"""Whether the executors of a cluster can do a job's work, asked by a small job before the first query starts.
-
-Workers must have the driver's Python (to the minor version) and its Penstock. One task goes to every core. Executors
-that come later and differ are named when they fail, by the text of Spark's stack trace.
-"""
+"""Whether the executors of a cluster can do a job's work, asked by a small job before the first query starts. Executors
+that come later and differ are named when they fail, by the text of Spark's stack trace."""
 
 from __future__ import annotations
 

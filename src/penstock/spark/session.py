@@ -3,9 +3,8 @@
 PySpark puts every setting on Java's command line, where each user of the machine can read it. Secrets go by a file
 instead that only its owner can read and that is gone once Java runs.
 
-On a local disk Spark writes no checksum file (`.NAME.crc`) beside each of its own: Hadoop starts eight processes for
-those of one batch. A half-written file shows by its content, the ledger has a sealed copy of what is decided, and state
-files have checksums of Spark's. Checksum files of an earlier run are still read and kept true.
+On a local disk Spark writes no checksum file (`.NAME.crc`), for which Hadoop would start processes in each batch: what
+is decided is sealed in the ledger, and state files have checksums of Spark's. Those of an earlier run are kept true.
 """
 
 from __future__ import annotations

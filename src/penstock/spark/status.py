@@ -1,7 +1,7 @@
 """What Spark knows of a query: when the tasks that read an epoch's sources reached its barrier, and its operators.
 
-Cuts come from the status store behind Spark's web page and REST API, which is there with the page on or off. It does
-not know what a task reads: cuts are numbered, and carry a source's uid only where the query has one source.
+Cuts come from the status store behind Spark's web page, which is there with the page on or off. It does not know what a
+task reads: cuts are numbered, and carry a source's uid only where the query has one source.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What executors of a cluster run out of: one PEX file, which Spark puts into each executor's folder.
 
-`pex` takes the installed packages from the driver's virtual environment, without network; Penstock itself and the job's
-modules go in beside them. A build property of the file names the Python and the platform it was built for, so that one
-which cannot work is refused before anything is sent to a cluster. The interpreter, PySpark and Java are the workers'
-own.
+It holds the installed packages of the driver's virtual environment, Penstock and the job's modules; interpreter,
+PySpark and Java are the workers' own. A build property names the Python and the platform, so that a file which cannot
+work is refused before anything is sent to a cluster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A driver's hold on the lease of its job, and how a supervisor without a driver watches that lease.
 
 The driver holds the lease and not its supervisor: only it reaches every storage, and knows the job's name. Two threads
-keep it, because a storage that is away may not answer at all: one renews, the other watches the clock. Where the lease
-is taken, or is not renewed in time, this process ends at once, with `LeaseLost`. The rules are in `lease_rules`.
+keep it, because a storage that is away may not answer at all: one renews, the other watches the clock.
 """
 
 from __future__ import annotations

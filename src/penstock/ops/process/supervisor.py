@@ -1,6 +1,4 @@
-"""Starts a driver, restarts it after a crash, and forwards signals to it: docs/concepts/restarts.md says what when.
-
-Where a standby is kept, it takes over instead of a restart, and another standby is started.
+"""Starts a driver, restarts it after a crash or has a standby take over, forwards signals: docs/concepts/restarts.md.
 
 Small on purpose: it imports no PySpark, holds no data, and takes no part in any commit. When it is killed, its driver
 stops cleanly: see `lifeline`.
