@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.events import Events
 
 _HERE = {"localhost": "127.0.0.1"}
+_ISOLATION = "kafka.isolation.level"  # of Kafka itself: read_uncommitted
 
 log = logging.getLogger("penstock")
 
@@ -138,7 +139,10 @@ class GlobalCheckpoints:
     def _write(self, cut: Cut) -> None:
         try:
             if self._next is None:
-                self._next = self._first_free()
+                there = global_numbers(self._storage)
+                for old in there[: -self._record_count]:
+                    self._storage.delete(numbered(GLOBAL, old))
+                self._next = there[-1] + 1 if there else 1
             number = self._next
             queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in cut.items()}
             body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
@@ -167,12 +171,6 @@ class GlobalCheckpoints:
             return True  # to be safe
         queries = body["queries"] if body is not None else {}
         return any(uid not in cut or query["generation"] > cut[uid][1] for uid, query in queries.items())
-
-    def _first_free(self) -> int:
-        there = global_numbers(self._storage)
-        for number in there[: -self._record_count]:
-            self._storage.delete(numbered(GLOBAL, number))
-        return there[-1] + 1 if there else 1
 
     def _refusal(self, linked: Sequence[QueryLink], checkpoints: Checkpoints) -> str:
         uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
@@ -209,7 +207,7 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
     reader, and one cluster under two addresses."""
     plans = list(plans)
     links = {
-        QueryLink(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
+        QueryLink(up.uid, down.uid, sink.topic or "", source.reader_options(uid).get(_ISOLATION) == "read_committed")
         for up in plans
         for sink in up.sinks.values()
         if isinstance(sink, KafkaSink)
@@ -246,7 +244,3 @@ def _reads(source: KafkaSource, uid: str, sink: KafkaSink) -> bool:
         return re.fullmatch(options["subscribePattern"], sink.topic) is not None
     except re.error:
         return True  # a pattern that only Java understands
-
-
-def _committed_only(source: KafkaSource, uid: str) -> bool:
-    return source.reader_options(uid).get("kafka.isolation.level", "read_uncommitted") == "read_committed"

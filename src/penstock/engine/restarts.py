@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
+from traceback import walk_tb
 
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import EpochError, PenstockError, PreCommitFailed, SparkUnresponsive
@@ -123,7 +124,8 @@ def _jvm_gone(error: BaseException) -> bool:
     if isinstance(error, SparkUnresponsive):
         return True
     if isinstance(error, OSError):
-        return _raised_by(error) == "py4j"
+        raisers = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+        return bool(raisers) and str(raisers[-1]).partition(".")[0] == "py4j"
     if not _is_sparks(error):
         return False
     if "Py4JNetworkError" in _names(error):
@@ -151,13 +153,6 @@ def _raised_in_python(text: str) -> type[BaseException] | None:
 
 def _is_sparks(error: BaseException) -> bool:
     return any(kind.__module__.partition(".")[0] in ("pyspark", "py4j") for kind in type(error).__mro__)
-
-
-def _raised_by(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] if trace is not None else ""
 
 
 def _names(error: BaseException) -> set[str]:

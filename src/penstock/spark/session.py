@@ -265,7 +265,9 @@ def java_environment(
     if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
-    secret = {key: value for key, value in conf.items() if _is_secret(key, value)}
+    # Options of Java's own end on its command line in any case, and are needed there.
+    kept = [(key, value) for key, value in conf.items() if key not in _OPTIONS]
+    secret = {key: value for key, value in kept if is_secret(key) or masked(value) != value}
     plain = {key: value for key, value in conf.items() if key not in secret}
     changed = (_ARGUMENTS, _LOGGING, "JAVA_HOME", _SUBMIT_OPTIONS, _LAUNCHER_OPTIONS, _CLASS_PATH)
     before = {name: os.environ.get(name) for name in changed}
@@ -293,11 +295,6 @@ def java_environment(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _is_secret(key: str, value: str) -> bool:
-    """Options of Java's own end on its command line in any case, and are needed there."""
-    return key not in _OPTIONS and (is_secret(key) or masked(value) != value)
 
 
 def _quiet_java() -> Path:

@@ -150,7 +150,12 @@ class LeaseHolder(_Waiter):
             with self._lock:
                 pause, end = holding.renew_in(self._clock()), self._end
             if end is not None:
-                self._give_back(*end)
+                standing, reason = end
+                try:
+                    if standing is not None:
+                        self._write(standing, reason)
+                except Exception as error:
+                    log.warning("the lease could not be given back, so it is free when it has expired: %s", error)
                 return
             if pause > 0:
                 self._wake.wait(pause)
@@ -184,14 +189,6 @@ class LeaseHolder(_Waiter):
                 return False
         self._word = word
         return True
-
-    def _give_back(self, standing: Standing | None, reason: str) -> None:
-        if standing is None:
-            return
-        try:
-            self._write(standing, reason)
-        except Exception as error:
-            log.warning("the lease could not be given back, so it is free when it has expired: %s", error)
 
     def _guard(self, holding: Holding) -> None:
         while not self._over:

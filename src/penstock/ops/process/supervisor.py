@@ -45,6 +45,7 @@ class DriverEnd(Enum):
     CRASHED = "crashed"
     LOST_TURN = "lost_turn"
     FAILED = "failed"
+    GAVE_UP = "gave_up"
 
 
 def classify_end(status: int, *, stopping: bool) -> DriverEnd:
@@ -79,14 +80,13 @@ class Supervisor:
         id: str = "",
         standby: bool = False,
         events: Events | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command, self._strategy, self._id = list(driver), strategy, id
-        self._restarts = Restarts(strategy, clock=clock)
+        self._restarts = Restarts(strategy)
         self._events = events or Events()
         self._sweeper = Sweeper()
         start = functools.partial(self._start, standby=True)
-        self._standby = Standby(start, self._sweeper, self._emit, clock=clock) if standby else None
+        self._standby = Standby(start, self._sweeper, self._emit) if standby else None
         self._driver: Driver | None = None  # the active one
         self._stop_signal: int | None = None
         self._lease: LeaseReport | None = None  # who holds the lease of the job, as far as known
@@ -110,7 +110,7 @@ class Supervisor:
                     self._restarts.follow(self._strategy)
                 wait = self._restarts.after_failure()
                 if wait is None:
-                    return self._give_up(run)
+                    return self._finish(DriverEnd.GAVE_UP, run, lifeline.GAVE_UP)
                 log.warning("the driver %s; it is restarted in %.1f s", run.reason, wait)
                 self._emit("restarting", seconds=round(wait, 3), reason=run.reason, verdict=run.report.verdict)
                 if not self._pause(wait, wake):
@@ -190,17 +190,14 @@ class Supervisor:
     def _turn(self) -> int | None:
         return None if self._lease is None else self._lease.turn
 
-    def _give_up(self, run: DriverRun) -> int:
-        self._end_processes()
-        reason = f"{run.reason}, and the restart strategy gives up ({self._strategy.describe()})"
-        log.error("the driver %s. Every decided epoch is safe: the next start recovers it.", reason)
-        self._emit("gave_up", reason=run.reason, verdict=run.report.verdict, status=lifeline.GAVE_UP)
-        return lifeline.GAVE_UP
-
     def _finish(self, end: DriverEnd, run: DriverRun, status: int) -> int:
         self._end_processes()
-        level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
-        log.log(level, "%s: the driver %s; it is not restarted", end.value, run.reason)
+        if end is DriverEnd.GAVE_UP:
+            reason = f"{run.reason}, and the restart strategy gives up ({self._strategy.describe()})"
+            log.error("the driver %s. Every decided epoch is safe: the next start recovers it.", reason)
+        else:
+            level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
+            log.log(level, "%s: the driver %s; it is not restarted", end.value, run.reason)
         self._emit(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
         return status
 
@@ -364,13 +361,9 @@ class Sweeper:
         killed = end_session(leader, self._patience)
         if killed:
             log.warning("processes that the driver left behind were killed: %s", ", ".join(map(str, killed)))
-        _reap(leader)
-
-
-def _reap(leader: int) -> None:
-    """Orphans that a container's first process inherits; not the next driver, whose status `Driver.ended` needs."""
-    with contextlib.suppress(FileNotFoundError):  # a system without `/proc` has no containers either
-        for pid in all_stat_fields():
-            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
-                if os.getsid(pid) == leader:
-                    os.waitpid(pid, os.WNOHANG)
+        # Reap orphans that a container's first process inherits; the next driver's status `Driver.ended` needs.
+        with contextlib.suppress(FileNotFoundError):  # a system without `/proc` has no containers either
+            for pid in all_stat_fields():
+                with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                    if os.getsid(pid) == leader:
+                        os.waitpid(pid, os.WNOHANG)
