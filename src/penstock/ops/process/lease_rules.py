@@ -106,10 +106,6 @@ class Holding:
     _failed: float | None = None  # when the last attempt failed, if it did
     _late: float | None = None  # when the first attempt after the deadline began
 
-    def holds(self, now: float) -> bool:
-        """Whether the lease is held by the rules: no other supervisor may have it."""
-        return now < self.renewed + self.seconds
-
     def renew_in(self, now: float) -> float:
         """Seconds until the next attempt is due."""
         if self._failed is not None:

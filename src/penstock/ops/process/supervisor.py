@@ -104,7 +104,9 @@ class Supervisor:
                         return status
                     continue
                 if end is not DriverEnd.CRASHED:
-                    return self._finish(end, run, self._exit_status(run))
+                    # `LOST_TURN` comes here only when a stop was requested, which then ends the job.
+                    own = run.status if run.status >= 0 else 128 - run.status
+                    return self._finish(end, run, self._stop_status() if own == lifeline.LOST_TURN else own)
                 if run.report.strategy is not None:
                     self._strategy = run.report.strategy
                     self._restarts.follow(self._strategy)
@@ -201,12 +203,6 @@ class Supervisor:
         self._emit(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
         return status
 
-    def _exit_status(self, run: DriverRun) -> int:
-        """The driver's own; `LOST_TURN` comes here only when a stop was requested, which then ends the job."""
-        if run.status == lifeline.LOST_TURN:
-            return self._stop_status()
-        return run.status if run.status >= 0 else 128 - run.status
-
     def _stop_status(self) -> int:
         return lifeline.DONE if self._stop_signal is None else 128 + self._stop_signal
 
@@ -283,7 +279,10 @@ class Standby:
         if self.driver is not None:
             run = self.driver.ended()
             if run is None:
-                self._note_ready(self.driver)
+                if not self._ready and self.driver.report.ready:
+                    self._ready = True
+                    log.info("the standby, process %d, is ready to take over", self.driver.pid)
+                    self._emit("standby_ready", pid=self.driver.pid)
                 return None
             self._replace(self.driver, run)
         if self._useless or not active.report.running:
@@ -320,12 +319,6 @@ class Standby:
         log.info("a standby starts as process %d", self.driver.pid)
         self._emit("standby", pid=self.driver.pid)
         return None
-
-    def _note_ready(self, driver: Driver) -> None:
-        if not self._ready and driver.report.ready:
-            self._ready = True
-            log.info("the standby, process %d, is ready to take over", driver.pid)
-            self._emit("standby_ready", pid=driver.pid)
 
     def _replace(self, driver: Driver, run: DriverRun) -> None:
         """Later each time; never where the program came to its end without waiting: so would the next one."""
