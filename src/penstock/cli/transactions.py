@@ -83,7 +83,6 @@ class Target:
 
 
 def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a command that gets its `Target` and `Output`, with the options that say which, besides its own."""
 
     def add(body: Callable[..., None]) -> Callable[..., None]:
         def command(places: Places = None, script: Script = None, as_json: Json = False, **options: Any) -> None:

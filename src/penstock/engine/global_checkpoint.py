@@ -163,8 +163,7 @@ class GlobalCheckpoints:
             self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(cut))
 
     def _is_newer(self, number: int, cut: Cut) -> bool:
-        """Whether a newer run wrote it. Otherwise a superseded run did that does not know it yet, or this one, and only
-        the answer was lost."""
+        """Otherwise a superseded run wrote it that does not know it yet, or this one, and the answer was lost."""
         try:
             body = read_global(self._storage, number)
         except LedgerError:

@@ -136,7 +136,6 @@ class LaneSet:
                 self._passed |= {Lane(topic, int(number)): int(end) for number, end in numbers.items()}
 
     def _beyond(self, lane: Lane, mark: Mark) -> Mark:
-        """The mark, or where Spark has read to, if that is later."""
         end = self._passed.get(lane, 0)
         return replace(mark, offset=end, part=0, digest=0) if end > mark.offset else mark
 

@@ -70,8 +70,7 @@ class Positions:
         return replace(barrier, notes=self._log.notes(barrier))
 
     def _check_start(self, epoch: int, text: str) -> None:
-        """In the first epoch of a run: Spark has read the end of the epoch before from its log, after we have looked at
-        it there."""
+        """In the first epoch of a run: Spark has read the log after we have looked at it there."""
         before = completed(self._ledger, epoch - 1, self._log.query_id())
         if before is None or before.file is None:
             return  # it was not decided, or its manifest is not intact
@@ -147,7 +146,6 @@ class Inputs:
         return places
 
     def _compare(self, uid: str, ids: Mapping[str, str], placed: Collection[str]) -> None:
-        """Refuse what differs of parts that have a position; record what is new."""
         source, known = self._sources[uid], self._known.setdefault(uid, {})
 
         def changed(ids: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -182,7 +182,6 @@ class RealTimeRunner(QueryRunner):
             query.stop()
 
     def _start(self, lanes: LaneSet) -> RealTimeQuery:
-        """Spark's query, from the marks on."""
         ((_, sink),) = self.plan.sinks.items()
         starting = {str(uid): offset for uid, offset in zip(self.plan.positions, lanes.offsets(), strict=True)}
         planned = lane_plan(sink.shape(self.plan.frame), self.plan, starting)
@@ -250,7 +249,6 @@ class RealTimeRunner(QueryRunner):
             self._record(coordinator, lanes, always=True, closed=True)
 
     def _record(self, coordinator: Coordinator, lanes: LaneSet, *, always: bool = False, closed: bool = False) -> None:
-        """Run an epoch at the positions of the marks, if they have moved."""
         note, offsets = lanes.note(closed=closed), lanes.offsets()
         if not always and (offsets, note.parts) == self._recorded:
             return

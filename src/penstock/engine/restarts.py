@@ -142,7 +142,6 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _raised_in_python(text: str) -> type[BaseException] | None:
-    """The type that a Python worker raised, from the last line of the last traceback in a Spark error."""
     _, header, trace = text.rpartition(_TRACEBACK)
     match = _RAISED.search(trace) if header else None
     if match is None:

@@ -118,7 +118,6 @@ class JobFolder:
         return ""
 
     def _parts(self, uid: str) -> list[str]:
-        """Every history of Spark's, and what belongs to all histories."""
         histories = [name for name in self._storage.list(uid) if layout.is_history(name) and name != layout.FIRST]
         return [layout.FIRST, *histories, *_OF_A_QUERY]
 

@@ -205,7 +205,6 @@ class QueryGroup:
         return self._finish_cancelled() if self.asked() is EndRequest.CANCEL else None
 
     def _round(self) -> BaseException | None:
-        """One start of all queries that are not done, until all have ended; the error if it failed."""
         self.restarts.started()
         try:
             self.before_round()
@@ -243,7 +242,6 @@ class QueryGroup:
                 self.watcher.look()
 
     def _pause(self, error: BaseException) -> bool:
-        """Wait as the restart strategy says; False where it gives up."""
         failed = next((runner.plan.uid for runner in self.runners if runner.error is error), None)
         if (seconds := self.restarts.delay(error)) is None:
             return False
@@ -257,8 +255,7 @@ class QueryGroup:
         return True
 
     def _finish_cancelled(self) -> BaseException | None:
-        """After a cancel, a run of its own recovers each query that failed or hangs. Its errors count; those that the
-        cancel itself caused do not."""
+        """A run of its own recovers each query that failed or hangs. The errors that the cancel caused do not count."""
         error = failure_of(self.runners)
         if is_fatal(error):
             return error

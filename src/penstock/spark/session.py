@@ -164,9 +164,8 @@ def running_session() -> SparkSession | None:
 
 
 def _existing_settings(conf: Mapping[str, str], *, jars: Sequence[str] = ()) -> SparkConf:
-    """The settings that are there already, from the user, spark-submit or spark-defaults. Only the JVM knows them all,
-    so it is started here, with the user's settings: some, such as its memory, count only then. `jars`: sets for its
-    class path."""
+    """From the user, spark-submit or spark-defaults. Only the JVM knows them all, so it is started here, with the
+    user's settings, of which some count only then, and `jars` on its class path."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
 
@@ -215,7 +214,6 @@ def conf_folder() -> Path:
 
 
 def _uncontested(file: Mapping[str, str], existing: SparkConf) -> dict[str, str]:
-    """The settings of a configuration file that spark-submit does not contradict."""
     settings = {}
     for key, value in file.items():
         current = existing.get(key)
@@ -227,8 +225,10 @@ def _uncontested(file: Mapping[str, str], existing: SparkConf) -> dict[str, str]
 
 
 def _defaults(master: str, local_storage: bool) -> dict[str, str]:
-    defaults, cores = dict(DEFAULTS), _local_cores(master)
-    if cores:
+    defaults = dict(DEFAULTS)
+    if masters.is_local(master):  # the shuffle partitions of a cluster are its owner's business
+        inside = master.partition("[")[2].rstrip("]").partition(",")[0]
+        cores = usable_cores() if inside == "*" else int(inside) if inside.isdigit() else 1
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
         defaults[PARTITIONS] = str(cores)
     if masters.runs_here(master):
@@ -244,16 +244,6 @@ def _defaults(master: str, local_storage: bool) -> dict[str, str]:
         defaults[_FILE_MANAGER] = installed_version().class_name("FileSystemBasedCheckpointFileManager")
         defaults[CHECKSUM_FILES] = "false"
     return defaults
-
-
-def _local_cores(master: str) -> int:
-    """The cores of a local master, 0 for a cluster, whose shuffle partitions are its owner's business."""
-    if not master.startswith("local"):
-        return 0
-    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
-    if inside == "*":
-        return usable_cores()
-    return int(inside) if inside.isdigit() else 1
 
 
 @contextmanager
@@ -318,7 +308,6 @@ def _has_own_logging(conf: Mapping[str, str]) -> bool:
 
 
 def _escaped(text: str) -> str:
-    """As Java reads a properties file."""
     marks = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", " ": "\\ ", "=": "\\=", ":": "\\:"}
     return "".join(marks.get(letter, letter) for letter in text)
 
@@ -376,8 +365,7 @@ def ensure_files(spark: SparkSession, jars: Iterable[Path]) -> None:
 
 
 def _is_brought(jars: str, named: str) -> bool:
-    """Whether the user brings what is in a set of ours, by a setting or with spark-submit. It is used as it is: the
-    driver may be in a container of the cluster, which has neither our cache nor a way to fill one."""
+    """By the user, in a setting or with spark-submit: a container of the cluster may have no cache to fill."""
     from pyspark import SparkContext
 
     if jars != KAFKA_JARS:

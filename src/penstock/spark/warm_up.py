@@ -56,7 +56,6 @@ def _rows(spark: SparkSession) -> DataFrame:
 
 
 def _run(frame: DataFrame, folder: Path) -> None:
-    """A few micro-batches through `foreachBatch` and Python workers, into nothing."""
     passed: list[int] = []
 
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

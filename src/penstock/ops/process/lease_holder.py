@@ -198,7 +198,10 @@ class LeaseHolder(_Waiter):
                 if self._end is not None:
                     return
             if remaining <= 0:
-                self._leave(self._expired_error())
+                happened = f"The lease in {self._lease_log.location} could not be renewed for {self._seconds:g} s."
+                safe = "every decided epoch is safe: the next driver of the job recovers it."
+                to_do = "check that the storage answers; if it is often this slow, make high-availability.lease longer."
+                self._leave(LeaseLost(happened, safe=safe, to_do=to_do))
                 return
             self._wake.wait(remaining)
             now = self._clock()
@@ -222,13 +225,6 @@ class LeaseHolder(_Waiter):
             f"{holder} has taken the lease of this job: this driver was stalled, or cut off, for too long.",
             safe="the other driver continues from the last decided epoch; this one touches nothing more.",
             to_do="nothing: this supervisor waits for its turn again.",
-        )
-
-    def _expired_error(self) -> PenstockError:
-        return LeaseLost(
-            f"The lease in {self._lease_log.location} could not be renewed for {self._seconds:g} s.",
-            safe="every decided epoch is safe: the next driver of the job recovers it.",
-            to_do="check that the storage answers; if it is often this slow, make high-availability.lease longer.",
         )
 
 

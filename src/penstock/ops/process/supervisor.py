@@ -212,7 +212,6 @@ class Supervisor:
         self._sweeper.close()
 
     def _pause(self, seconds: float, wake: int) -> bool:
-        """False if a stop is requested meanwhile."""
         end = time.monotonic() + seconds
         while self._stop_signal is None and (remaining := end - time.monotonic()) > 0:
             self._sleep(wake, remaining)
@@ -220,7 +219,6 @@ class Supervisor:
 
     @staticmethod
     def _sleep(wake: int, seconds: float | None, lines: Sequence[Any] = ()) -> None:
-        """Until a signal or a report of a driver has come, or the time has passed."""
         select.select([wake, *lines], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 64)

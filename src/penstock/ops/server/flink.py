@@ -128,8 +128,7 @@ def vertices_of(run: Run) -> list[dict[str, Any]]:
 
 
 def _numbers(run: Run, uid: str, kind: str, name: str) -> dict[str, Any]:
-    """The newest epoch's writers, and what the epochs that are kept have written: a query sends it, a sink receives it.
-    What a source has read is not counted."""
+    """What the epochs that are kept have written is sent by a query and received by a sink."""
     complete = [epoch for epoch in run.view.all_epochs() if epoch["query"] == uid and epoch["outcome"] == "complete"]
     shares = [[share for share in epoch["sinks"] if kind == "Query" or share.get("sink") == name] for epoch in complete]
     sums = {ours: sum(share.get(ours) or 0 for each in shares for share in each) for ours in ("bytes", "rows")}

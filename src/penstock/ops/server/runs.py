@@ -148,7 +148,6 @@ def _folder_of(entry: Entry) -> Path | None:
 
 
 def _job_folders(storage: Path) -> list[Path]:
-    """Those in a storage folder; or that folder itself, where it is a job's."""
     if (storage / layout.QUERIES).is_dir():
         return [storage]
     with contextlib.suppress(OSError):
@@ -166,7 +165,6 @@ def _stored_entry(folder: Path) -> Entry:
 
 
 def _from_records(run: Run) -> list[dict[str, Any]]:
-    """`checkpoint` events from the job's folder, of the time of this run."""
     folder, entry = run.folder, run.entry
     if folder is None:
         return []

@@ -1,8 +1,7 @@
 """What every request and answer of these servers has in common: who may ask, what a body holds, how an answer looks.
 
-Flink's client goes by the shape of an answer and repeats a request whose answer it cannot read, so every answer has a
-shape it knows: an error is `{"errors": […]}`, with Penstock's three sentences in the header `X-Penstock-Error`.
-docs/reference/rest.md says how the page gets its own token, and why there is no cookie.
+Flink's client repeats a request whose answer it cannot read, so every answer has a shape it knows: an error is
+`{"errors": […]}`, with Penstock's three sentences in a header. docs/reference/rest.md has the rules of access.
 """
 
 from __future__ import annotations
