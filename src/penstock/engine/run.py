@@ -125,19 +125,19 @@ class JobRun:
             folder.delete_cancelled(generations, group.abandoned)
 
 
+@dataclass
 class Readiness:
     """Whether everything that a job needs is there, checked before anything starts. `has_run`: whether the job has run
     before, so that the topics it names were there."""
 
-    def __init__(
-        self, job: str, check: Callable[[], Sequence[Finding]], has_run: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._job, self._check, self._has_run = job, check, has_run
-        self._seen: float | None = None  # when all was well
+    job: str
+    check: Callable[[], Sequence[Finding]]
+    has_run: Callable[[], bool] = lambda: False
+    _seen: float | None = None  # when all was well
 
     def look(self) -> None:
         """Check, and note the time if all is well. Raises what is not."""
-        for finding in self._check():
+        for finding in self.check():
             if self._seen is None:
                 log.warning("%s: %s", finding.sink, finding.message)
         self._seen = time.monotonic()
@@ -153,12 +153,12 @@ class Readiness:
                     self.look()
                 return True
             except PenstockError as error:
-                if isinstance(error, TopicMissing) and not joining.passed() and self._has_run():
+                if isinstance(error, TopicMissing) and not joining.passed() and self.has_run():
                     wake.wait(_TICK_SECONDS)
                     continue
                 if (wait := restarts.delay(error)) is None:
                     raise
-                log.warning("job %s cannot start yet and retries in %.1f s: %s", self._job, wait, error)
+                log.warning("job %s cannot start yet and retries in %.1f s: %s", self.job, wait, error)
                 verdict = str(classify(error).value)
                 events.emit("restarting", query=None, seconds=wait, verdict=verdict, error=str(error))
                 wake.wait(wait)

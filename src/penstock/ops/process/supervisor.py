@@ -262,10 +262,8 @@ class Standby:
         emit: Callable[..., None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        settle: float | None = None,
     ) -> None:
         self._start, self._sweeper, self._emit, self._clock = start, sweeper, emit, clock
-        self._settle = SETTLE_SECONDS if settle is None else settle
         self._restarts = Restarts(RestartStrategy.exponential_delay("1s", "1min", reset_after="5min"), clock=clock)
         self.driver: Driver | None = None  # the standby, if there is one now
         self._ready = False
@@ -286,7 +284,7 @@ class Standby:
         if self._useless or not active.report.running:
             return None
         if self._due is None:
-            self._due = self._clock() + self._settle
+            self._due = self._clock() + SETTLE_SECONDS
         remaining = self._due - self._clock()
         return remaining if remaining > 0 else self._begin()
 

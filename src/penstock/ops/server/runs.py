@@ -83,9 +83,8 @@ class OneRun:
 class MachineRuns:
     """All runs of this machine's registry, and jobs in the folders of `storages` that the registry does not know."""
 
-    def __init__(self, storages: Iterable[str] = (), registry: Registry | None = None) -> None:
-        self.registry = registry or Registry()
-        self._storages = tuple(storages)
+    def __init__(self, storages: Iterable[str]) -> None:
+        self.registry, self._storages = Registry(), tuple(storages)
         self._reading = threading.Lock()
         self._past: dict[str, tuple[Any, Run]] = {}
 
