@@ -194,7 +194,6 @@ def cancel(
 def _end(
     job: str, manager: str | None, mode: str, savepoint: dict[str, Any] | None, as_json: bool, timeout: float
 ) -> None:
-    """End a job in this mode, or by a request for a savepoint with this body; show how it ended."""
     output, target = Output.choose(as_json), find_running(job, manager)
     doing, verb = {"stop": ("Stopping", "stop"), "cancel": ("Cancelling", "savepoints")}[mode]
     path = None

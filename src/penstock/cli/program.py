@@ -1,8 +1,5 @@
-"""The processes that run a job: a supervisor and its drivers, each from a `Start`, or this very process.
-
-`penstock run` parses the command line and resolves settings once; supervisor and drivers read the result from a private
-file. Imports little at first, so that a supervisor is small and a driver soon reaches the program.
-"""
+"""The processes that run a job: a supervisor and its drivers, each from a `Start`, or this very process. Imports little
+at first, so that a supervisor is small and a driver soon reaches the program."""
 
 from __future__ import annotations
 
@@ -197,7 +194,10 @@ def set_up_log() -> bool:
 
 def execute(script: Path, arguments: list[str]) -> None:
     """Run `script` as `__main__`, then the one Job it defined, unless it has run it itself."""
-    waiting = _jobs_not_run(_load(script, arguments, "__main__"))
+    names, waiting = _load(script, arguments, "__main__"), dict[str, Any]()
+    if (module := sys.modules.get("penstock.job.job")) is not None:  # or it cannot have defined a Job
+        jobs = {id(value): (name, value) for name, value in names.items() if isinstance(value, module.Job)}
+        waiting = {} if any(job.started for _, job in jobs.values()) else dict(jobs.values())
     if len(waiting) > 1:
         raise ConfigurationError(
             f"{script} defines {len(waiting)} jobs and runs none of them: {', '.join(sorted(waiting))}.",
@@ -278,11 +278,3 @@ def _show(error: Exception) -> None:
         sys.excepthook(type(error), error, error.__traceback__)  # the program's own
     else:  # another library's traceback must stay whole
         sys.stderr.write(logs.plain_text(masked("".join(traceback.format_exception(error)))))
-
-
-def _jobs_not_run(names: dict[str, Any]) -> dict[str, Any]:
-    module = sys.modules.get("penstock.job.job")  # a script that never imported Job cannot have defined one
-    if module is None:
-        return {}
-    jobs = {id(value): (name, value) for name, value in names.items() if isinstance(value, module.Job)}
-    return {} if any(job.started for _, job in jobs.values()) else dict(jobs.values())

@@ -1,7 +1,5 @@
-"""`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. The
-command line is parsed and settings are resolved here, once: a `Start` carries them on. The other commands load a job's
-file and do not run it: `pack` makes the PEX file that executors of a cluster run out of, `explain`, `check` and
-`config` show what a job guarantees, needs and is set to."""
+"""`penstock run JOB.py`: what `python JOB.py` does, under a supervisor; with `-d` one that outlives the terminal. And
+the commands that load a job's file and do not run it: `pack`, `explain`, `check` and `config`."""
 
 from __future__ import annotations
 
@@ -201,7 +199,6 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
 def _ship(
     script: Path, master: str | None, archive: Path | None, settings: Mapping[str, str], *, wanted: bool | None
 ) -> dict[str, str]:
-    """The settings for executors that run out of `archive`, or of one built now; none where they need none."""
     from penstock import __version__
     from penstock.spark.masters import is_local, runs_here
     from penstock.supply import pack
@@ -312,7 +309,11 @@ def _start_detached(start: Start, *, as_json: bool) -> int:
     with output.progress(f"Starting {Path(start.script).name}") as display:
         entry = _wait_until_running(start.id, process, lambda now: show_start(display, now))
     if entry is None or entry.state is State.FAILED:
-        output.error(_start_error(entry, start))
+        failure: PenstockError = ControlError("The job ended before it ran.", to_do=f"see {start.log}.")
+        if entry is not None and entry.error is not None:
+            failure = from_json(json.dumps({"error": "", **entry.error}))
+            failure.to_do = f"{failure.to_do} Its log is {start.log}.".strip()
+        output.error(failure)
         return process.wait() or 1
     output.record("Job", {name: getattr(entry, name) for name in ("id", "name", "state", "address", "log")})
     return 0
@@ -324,14 +325,6 @@ def show_start(display: Display, entry: Entry) -> None:
     step = Step.of(entry.progress)
     if step is not None:
         display(step)
-
-
-def _start_error(entry: Entry | None, start: Start) -> PenstockError:
-    if entry is None or entry.error is None:
-        return ControlError("The job ended before it ran.", to_do=f"see {start.log}.")
-    error = from_json(json.dumps({"error": "", **entry.error}))
-    error.to_do = f"{error.to_do} Its log is {start.log}.".strip()
-    return error
 
 
 def _detach(start: Start) -> subprocess.Popen[bytes]:

@@ -83,7 +83,6 @@ class Target:
 
 
 def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a command that gets its `Target` and `Output`, with the options that say which, besides its own."""
 
     def add(body: Callable[..., None]) -> Callable[..., None]:
         def command(places: Places = None, script: Script = None, as_json: Json = False, **options: Any) -> None:
@@ -232,6 +231,7 @@ def resolve(
     Only where nothing can be proven; a wrong record loses or duplicates their rows."""
     from penstock.checkpoint.decision import Outcome
     from penstock.engine import settlement
+    from penstock.ops.transactions import name_of
 
     outcomes = {"committed": Outcome.ALREADY_COMMITTED, "lost": Outcome.LOST}
     if verdict is not None and verdict not in outcomes:
@@ -239,7 +239,14 @@ def resolve(
     rows: list[dict[str, Any]] = []
 
     def decide(unproven: Sequence[Unprovable]) -> Outcome | None:
-        unproven_rows = [_unproven_row(orphan, verdict) for orphan in unproven]
+        unproven_rows = [
+            {
+                "query": each.query, "epoch": each.epoch, "sink": each.committable.sink,
+                "partition": each.committable.writer, "id": name_of(each.committable), "rows": each.committable.rows,
+                "seen": each.seen or "this sink cannot look", "recorded": verdict or "",
+            }
+            for each in unproven
+        ]  # fmt: skip
         rows.extend(unproven_rows)
         if verdict is None:
             return None
@@ -268,17 +275,6 @@ def resolve(
         output.line(f"Recorded as {verdict}. The next start of the job follows it.")
 
 
-def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
-    from penstock.ops.transactions import name_of
-
-    writer = unproven.committable
-    return {
-        "query": unproven.query, "epoch": unproven.epoch, "sink": writer.sink, "partition": writer.writer,
-        "id": name_of(writer), "rows": writer.rows, "seen": unproven.seen or "this sink cannot look",
-        "recorded": verdict or "",
-    }  # fmt: skip
-
-
 def _report_unseen(output: Output, report: Report) -> None:
     for query, sink, why in report.unseen:
         output.line(f"Sink {sink} of query {query} could not be read: {why}")
@@ -287,18 +283,13 @@ def _report_unseen(output: Output, report: Report) -> None:
 
 
 def _facts(orphan: Orphan) -> dict[str, Any]:
+    ends = {"decided": "delivered by the job" if orphan.in_log else "committed", "undecided": "aborted"}
     return {
         "id": orphan.id, "query": orphan.query, "sink": orphan.sink, "state": orphan.state, "started": orphan.started,
         "generation": orphan.generation, "epoch": orphan.epoch, "partition": orphan.partition, "rows": orphan.rows,
         "ledger": orphan.decision.value, "decided_by": orphan.decided_by, "decided_at": orphan.decided_at,
-        "can_only_be": _allowed_end(orphan), "details": dict(orphan.details),
+        "can_only_be": ends.get(orphan.decision, ""), "details": dict(orphan.details),
     }  # fmt: skip
-
-
-def _allowed_end(orphan: Orphan) -> str:
-    if orphan.decision == "decided":
-        return "delivered by the job" if orphan.in_log else "committed"
-    return "aborted" if orphan.decision == "undecided" else ""
 
 
 def _row(orphan: Orphan) -> dict[str, Any]:

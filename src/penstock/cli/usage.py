@@ -52,13 +52,10 @@ class Group(TyperGroup):
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         groups = {"Commands": tuple(self.commands)} if ctx.parent else GROUPS
         for title, names in groups.items():
+            paragraphs = [inspect.cleandoc(self.commands[name].help or "").partition("\n\n")[0] for name in names]
+            sentences = [" ".join(text.split()).partition(". ")[0].rstrip(".") for text in paragraphs]
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(12), _sentence(self.commands[name].help or "")) for name in names])
-
-
-def _sentence(text: str) -> str:
-    first = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())
-    return first.partition(". ")[0].rstrip(".")
+                formatter.write_dl([(name.ljust(12), text) for name, text in zip(names, sentences, strict=True)])
 
 
 def give_help(app: typer.Typer, path: str = "penstock ") -> None:

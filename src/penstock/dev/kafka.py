@@ -1,6 +1,5 @@
-"""`penstock dev kafka`: a real Kafka broker for development, started by one command and stopped by another.
+"""`penstock dev kafka`: Apache Kafka, broker and controller in one Java process on 127.0.0.1; one per user cache.
 
-It is Apache Kafka itself, broker and controller in one Java process that listens on 127.0.0.1; one per user cache.
 `state.json` holds only what was started; processes and ports are asked each time whether it is true, so a broker that
 died, or a machine that was switched off, is noticed.
 """
@@ -112,7 +111,6 @@ def _running(pid: int, port: int, note: str = "") -> Status:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Keeps every other command from starting or stopping the broker."""
     service_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(service_folder() / "service.lock"):
         yield
@@ -137,8 +135,7 @@ def _state_file() -> Path:
 
 
 def _read() -> tuple[int, int] | None:
-    """Process id and port of the broker that was started last; None where the file is missing, half-written or
-    foreign: the next start replaces it."""
+    """Process id and port of the broker that was started last; the next start replaces a file that is damaged."""
     try:
         state = json.loads(_state_file().read_text(encoding="utf-8"))
         return int(state["pid"]), int(state["port"])
@@ -167,7 +164,6 @@ def _is_ours(pid: int) -> bool:
 
 
 def _start(folder: Path, port: int) -> int:
-    """Start a broker and wait until it answers; its process id."""
     settings = configuration(folder, {"PLAINTEXT": port, "CONTROLLER": free_port()})
     with open(create_own(folder / "broker.log", os.O_APPEND), "ab") as log:
         prepare(folder, settings, new_cluster_id(), lambda command: _format(folder, command, log.fileno()))
@@ -216,10 +212,8 @@ def _failure(folder: Path, happened: str) -> DevelopmentError:
     )
 
 
-def configuration(
-    folder: Path, listeners: Mapping[str, int], properties: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """What goes into `server.properties`: a node that listens on these ports. `properties` override the defaults."""
+def configuration(folder: Path, listeners: Mapping[str, int]) -> dict[str, str]:
+    """What goes into `server.properties`: a node that listens on these ports."""
     urls = {name: f"{name}://{HOST}:{port}" for name, port in listeners.items()}
     lines = _DEFAULTS.read_text(encoding="utf-8").splitlines()
     return {
@@ -233,7 +227,6 @@ def configuration(
         "listeners": ",".join(urls.values()),
         "advertised.listeners": ",".join(url for name, url in urls.items() if name != "CONTROLLER"),
         "log.dirs": str(folder / "data"),
-        **(properties or {}),
     }
 
 

@@ -1,8 +1,6 @@
-"""What a job's own functions do besides giving rows, noted in every process of a drilled job.
+"""What a job's own functions do besides giving rows, noted in every process of a drilled job by Python's audit hooks.
 
-Python reports files that are opened, commands and requests to audit hooks. One is noted where a function of the
-program, called by the engine or by a worker of Spark, does it itself: what imports, logs and temporary files do, and
-what Spark and Penstock do for the function, is not its own. Each is noted once per process.
+What imports, logs and temporary files do, and what Spark and Penstock do for a function, is not its own.
 """
 
 from __future__ import annotations

@@ -207,7 +207,6 @@ class JobRun:
         self._ran.faults.append({"at": at, "kind": kind, "target": target, "lasts": lasts})
 
     def _processes(self) -> dict[str, list[int]]:
-        """What runs for the job, by kind; each driver has a session of its own."""
         drivers = [each["pid"] for each in self._ran.events if each["event"] == "supervisor" and "pid" in each]
         found: dict[str, list[int]] = {}
         for pid in sorted(member for driver in drivers for member in session_members(driver)):

@@ -163,7 +163,6 @@ class Drill:
         return {entry["sink"] for entry in report.sinks if entry["not_yet"]}
 
     def _compare(self, hard: JobRun, calm: JobRun, waiting: Collection[str]) -> None:
-        """Beside the calm run."""
         if self._result.calm.ended != "done":
             self._result.not_judged.append(f"the calm run did not end in its time: {self._result.calm.error}")
             return

@@ -1,8 +1,5 @@
-"""The interfaces between a run and the operations above it: besides `Events`, what may command it and look into it.
-
-The engine implements them and imports nothing of operations. `hooks` is how a supervised process adds its part to jobs
-and drop-ins that start in it.
-"""
+"""The interfaces between a run and the operations above it, of which the engine imports nothing. `hooks` is how a
+supervised process adds its part to jobs and drop-ins that start in it."""
 
 from __future__ import annotations
 

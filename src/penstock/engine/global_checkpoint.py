@@ -1,21 +1,8 @@
 """The global checkpoint: one complete epoch of every query, such that together they are a consistent cut.
 
-    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `checkpoint.history`
-
-Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
-was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
-
-How the cut is taken, without stopping a query:
-
-1. Downstream first, its newest complete epoch. It has consumed only rows that were committed by then.
-2. Then upstream, its newest *decided* epoch. A row is committed only after its epoch is decided, so all that was
-   consumed in 1 belongs to this epoch or an earlier one. The newest complete one would not do: its successor's rows
-   become visible before it is complete. A query in the middle is taken by its decided epoch as well: the positions
-   of that one were cut before.
-3. When every epoch of the cut is complete, it is written. A decided epoch always becomes complete, under its number; if
-   the queries restart before, the cut is dropped and a new one taken.
-
-So it needs only numbers that the coordinators have anyway, and epochs do not wait for it.
+Downstream is read first, by its newest complete epoch, then upstream, by its newest *decided* one: a row is committed
+only after its epoch is decided, so downstream is never ahead. A query in the middle is taken by its decided epoch as
+well: the positions of that one were cut before. docs/concepts/several-queries.md has the proof. Epochs do not wait.
 """
 
 from __future__ import annotations
@@ -43,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.events import Events
 
 _HERE = {"localhost": "127.0.0.1"}
+_ISOLATION = "kafka.isolation.level"  # of Kafka itself: read_uncommitted
 
 log = logging.getLogger("penstock")
 
@@ -54,8 +42,8 @@ Cut = dict[str, "tuple[int, int]"]
 
 
 def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], QueryProgress | None]) -> Cut | None:
-    """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
-    each, in that order. None where a query has no complete epoch yet."""
+    """The cut, not yet complete. `order` is downstream first, `fed` the queries that feed another, `progress` is asked
+    once for each, in that order. None where a query has no complete epoch yet."""
     cut: Cut = {}
     for uid in order:
         now = progress(uid)
@@ -151,7 +139,10 @@ class GlobalCheckpoints:
     def _write(self, cut: Cut) -> None:
         try:
             if self._next is None:
-                self._next = self._first_free()
+                there = global_numbers(self._storage)
+                for old in there[: -self._record_count]:
+                    self._storage.delete(numbered(GLOBAL, old))
+                self._next = there[-1] + 1 if there else 1
             number = self._next
             queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in cut.items()}
             body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
@@ -172,20 +163,13 @@ class GlobalCheckpoints:
             self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(cut))
 
     def _is_newer(self, number: int, cut: Cut) -> bool:
-        """Whether a newer run wrote it. Otherwise a superseded run did that does not know it yet, or this one, and only
-        the answer was lost."""
+        """Otherwise a superseded run wrote it that does not know it yet, or this one, and the answer was lost."""
         try:
             body = read_global(self._storage, number)
         except LedgerError:
             return True  # to be safe
         queries = body["queries"] if body is not None else {}
         return any(uid not in cut or query["generation"] > cut[uid][1] for uid, query in queries.items())
-
-    def _first_free(self) -> int:
-        there = global_numbers(self._storage)
-        for number in there[: -self._record_count]:
-            self._storage.delete(numbered(GLOBAL, number))
-        return there[-1] + 1 if there else 1
 
     def _refusal(self, linked: Sequence[QueryLink], checkpoints: Checkpoints) -> str:
         uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
@@ -222,7 +206,7 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
     reader, and one cluster under two addresses."""
     plans = list(plans)
     links = {
-        QueryLink(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
+        QueryLink(up.uid, down.uid, sink.topic or "", source.reader_options(uid).get(_ISOLATION) == "read_committed")
         for up in plans
         for sink in up.sinks.values()
         if isinstance(sink, KafkaSink)
@@ -259,7 +243,3 @@ def _reads(source: KafkaSource, uid: str, sink: KafkaSink) -> bool:
         return re.fullmatch(options["subscribePattern"], sink.topic) is not None
     except re.error:
         return True  # a pattern that only Java understands
-
-
-def _committed_only(source: KafkaSource, uid: str) -> bool:
-    return source.reader_options(uid).get("kafka.isolation.level", "read_uncommitted") == "read_committed"

@@ -4,15 +4,14 @@
     driver   decision names the log files ──▶ backlog record ──▶ the epoch is complete
     drainer  backlog, oldest first ──▶ the sink, each epoch with a two-phase commit of its own ──▶ log removed
 
-To the epoch protocol the log is just another place that commits: recording an epoch in the backlog is its commit,
-idempotent and possible from any process. The same protocol then runs once more from the backlog to the sink, over a
-ledger of its own. So there is one recovery, used twice, and no third state to reason about.
+To the epoch protocol the log is just another place that commits; the same protocol then runs from it to the sink.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
@@ -37,30 +36,25 @@ _LEAST_SECONDS = 0.2  # a healthy sink confirms in far less, and without any tim
 _LOOK_EVERY = 0.5
 
 
+@dataclass(kw_only=True, eq=False)
 class InFlight:
     """Used by the coordinator's thread; the drainers it starts work in their own.
 
     Off (neither unaligned nor concurrent), it delivers what an earlier run left before the first epoch begins."""
 
-    def __init__(
-        self,
-        *,
-        job: str,
-        query: str,
-        sinks: Mapping[str, TwoPhaseSink],
-        location: str,
-        storage: Storage,
-        ledger: Ledger,
-        ledger_of: Callable[[str], Ledger],
-        events: Events,
-        checkpoints: Checkpoints,
-    ) -> None:
-        self._job, self._query, self._sinks = job, query, dict(sinks)
-        self._location, self._storage = location, storage
-        self._ledger, self._ledger_of = ledger, ledger_of
-        self._events, self._limits = events, checkpoints
+    job: str
+    query: str
+    sinks: Mapping[str, TwoPhaseSink]
+    location: str
+    storage: Storage
+    ledger: Ledger
+    ledger_of: Callable[[str], Ledger]
+    events: Events
+    checkpoints: Checkpoints
+
+    def __post_init__(self) -> None:
         self._backlogs: dict[str, Backlog] = {}
-        self._turns = {uid: WriteTurn() for uid in self._sinks}
+        self._turns = {uid: WriteTurn() for uid in self.sinks}
         self._opened: dict[str, float] = {}  # when the epoch under way began, by sink
         self._behind: set[str] = set()  # sinks for which it queues behind earlier ones
         self._drainers: dict[str, Drainer] = {}
@@ -74,25 +68,25 @@ class InFlight:
         if self._id is not None:
             return
         self._id, self._generation = query_id, generation
-        gone = [uid for uid in self._storage.list(query_id) if uid not in self._sinks and self._has(uid, BACKLOG)]
+        gone = [uid for uid in self.storage.list(query_id) if uid not in self.sinks and self._has(uid, BACKLOG)]
         if gone:
             raise UidChanged(
-                f"The in-flight log of query {self._query!r} still holds rows for the sinks {gone}, but the program has"
-                f" {sorted(self._sinks)}.",
+                f"The in-flight log of query {self.query!r} still holds rows for the sinks {gone}, but the program has"
+                f" {sorted(self.sinks)}.",
                 safe="nothing was started; the rows stay in the log.",
                 to_do="give the sink its former uid and let the log drain, then rename it.",
             )
-        for uid in self._sinks:
+        for uid in self.sinks:
             folder = f"{query_id}/{uid}"
-            backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/{LOGS}")
-            if self._limits.logged:
+            backlog = self._backlogs[uid] = Backlog(self.storage, folder, f"{self.location}/{folder}/{LOGS}")
+            if self.checkpoints.logged:
                 make_folder(backlog.logs)
 
     def start(self) -> None:
         """Begin to deliver, once recovery is over."""
         for uid, backlog in self._backlogs.items():
             # Also where nothing waits: a drainer of an older run may still live, and leave something open.
-            if uid not in self._drainers and (self._limits.logged or backlog.count or self._has(uid, DRAIN)):
+            if uid not in self._drainers and (self.checkpoints.logged or backlog.count or self._has(uid, DRAIN)):
                 self._drainer(uid).start()
 
     def drainers(self) -> dict[str, Drainer]:
@@ -102,15 +96,15 @@ class InFlight:
     def _drainer(self, uid: str) -> Drainer:
         assert self._id is not None
         drainer = self._drainers[uid] = Drainer(
-            query=self._query,
+            query=self.query,
             query_id=self._id,
-            sink=self._sinks[uid],
-            own_scope=SinkScope(self._job, uid, self._generation),
+            sink=self.sinks[uid],
+            own_scope=SinkScope(self.job, uid, self._generation),
             backlog=self._backlogs[uid],
-            ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{DRAIN}"),
-            registered=self._ledger,
-            events=self._events,
-            limits=self._limits,
+            ledger=self.ledger_of(f"{self.location}/{self._id}/{uid}/{DRAIN}"),
+            registered=self.ledger,
+            events=self.events,
+            limits=self.checkpoints,
             turn=self._turns[uid],
         )
         return drainer
@@ -163,24 +157,24 @@ class InFlight:
             gate.check()
             if not throttled:
                 throttled = True
-                self._events.emit("throttled", query=self._query, bytes=self.bytes, epochs=self.pending)
+                self.events.emit("throttled", query=self.query, bytes=self.bytes, epochs=self.pending)
             self._wait()
         if throttled:
             seconds = round(time.monotonic() - began, 3)
-            self._events.emit("flowing", query=self._query, bytes=self.bytes, epochs=self.pending, seconds=seconds)
+            self.events.emit("flowing", query=self.query, bytes=self.bytes, epochs=self.pending, seconds=seconds)
 
     def writing(self, uid: str, elapsed: float) -> Writing:
         """Which way the rows of a sink go in the epoch that begins; `elapsed` is how long it has lasted already."""
-        if not self._limits.logged:
+        if not self.checkpoints.logged:
             return Writing()
         backlog = self._backlogs[uid]
         self._opened[uid] = time.monotonic() - elapsed
         self._behind.discard(uid)
         self._turns[uid].take_from_tasks()  # where an attempt at this epoch failed before
-        if self._limits.max_concurrent > 1:
-            patience, in_turn = self._limits.timeout_seconds, backlog.at_sink
+        if self.checkpoints.max_concurrent > 1:
+            patience, in_turn = self.checkpoints.timeout_seconds, backlog.at_sink
         else:
-            patience, in_turn = self._limits.aligned_timeout_seconds - elapsed, not backlog.count
+            patience, in_turn = self.checkpoints.aligned_timeout_seconds - elapsed, not backlog.count
         if not in_turn:
             self._behind.add(uid)
         elif patience > 0:
@@ -198,7 +192,7 @@ class InFlight:
         """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole. Each
         log file is seen before anything is decided on it."""
         sealed: list[Committable] = []
-        for uid in self._sinks:
+        for uid in self.sinks:
             if own := [committable for committable in committables if committable.sink == uid]:
                 confirm(self._backlogs[uid].logs, (log_of(committable) for committable in own))
                 sealed.extend(self._sealed_sink(own, seal))
@@ -226,7 +220,7 @@ class InFlight:
         direct = {
             uid: [prepared for committable in own if (prepared := committable.at_sink) is not None]
             for uid, own in by_sink.items()
-            if self._limits.max_concurrent == 1 and self._in_turn(uid, epoch)
+            if self.checkpoints.max_concurrent == 1 and self._in_turn(uid, epoch)
         }
         direct = {uid: own for uid, own in direct.items() if len(own) == len(by_sink[uid])}
         at_sinks = [prepared for own in direct.values() for prepared in own]
@@ -247,13 +241,12 @@ class InFlight:
             backlog.remove_strays(self._generation, keep)
 
     def _record(self, uid: str, epoch: int, own: Sequence[Committable]) -> bool:
-        """Whether it is delivered already."""
         backlog, opened = self._backlogs[uid], self._opened.get(uid)
         if backlog.record(epoch, own):
             failpoint("inflight.recorded")
-            self._events.emit(
+            self.events.emit(
                 "logged",
-                query=self._query,
+                query=self.query,
                 generation=self._generation,
                 epoch=epoch,
                 sink=uid,
@@ -271,16 +264,16 @@ class InFlight:
         return epoch > self._backlogs[uid].drained and not self._backlogs[uid].count
 
     def _full(self) -> bool:
-        if not self._limits.logged:
+        if not self.checkpoints.logged:
             return self.pending > 0
-        if self._limits.max_concurrent > 1:
-            return any(backlog.count >= self._limits.max_concurrent for backlog in self._backlogs.values())
-        return self.bytes > self._limits.inflight_bytes
+        if self.checkpoints.max_concurrent > 1:
+            return any(backlog.count >= self.checkpoints.max_concurrent for backlog in self._backlogs.values())
+        return self.bytes > self.checkpoints.inflight_bytes
 
     def _patience(self) -> Deadline:
-        if self._limits.max_concurrent > 1:
-            return Deadline(self._limits.commit_timeout_seconds)
-        return Deadline(max(_LEAST_SECONDS, self._limits.aligned_timeout_seconds))
+        if self.checkpoints.max_concurrent > 1:
+            return Deadline(self.checkpoints.commit_timeout_seconds)
+        return Deadline(max(_LEAST_SECONDS, self.checkpoints.aligned_timeout_seconds))
 
     def _wait(self) -> None:
         waiting = next((backlog for backlog in self._backlogs.values() if backlog.count), None)
@@ -288,7 +281,7 @@ class InFlight:
             waiting.wait(_LOOK_EVERY)
 
     def _has(self, uid: str, folder: str) -> bool:
-        return bool(self._storage.list(f"{self._id}/{uid}/{folder}"))
+        return bool(self.storage.list(f"{self._id}/{uid}/{folder}"))
 
 
 def _newest(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

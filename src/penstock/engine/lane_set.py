@@ -1,8 +1,5 @@
 """The lanes of a query as the driver has them: where each begins, how far each is, and what a barrier notes of them.
-
-`LaneSet` is of one start of a real-time query. `end_lanes` is for whatever takes over from one: micro-batches, and a
-restore. The protocol of a single lane is in `contracts/lanes.py`.
-"""
+The protocol of a single lane is in `contracts/lanes.py`."""
 
 from __future__ import annotations
 
@@ -139,7 +136,6 @@ class LaneSet:
                 self._passed |= {Lane(topic, int(number)): int(end) for number, end in numbers.items()}
 
     def _beyond(self, lane: Lane, mark: Mark) -> Mark:
-        """The mark, or where Spark has read to, if that is later."""
         end = self._passed.get(lane, 0)
         return replace(mark, offset=end, part=0, digest=0) if end > mark.offset else mark
 

@@ -1,10 +1,4 @@
-"""The weaker modes, as coroutines over the protocol's actions and four of their own. A job that asks for less gets just
-that.
-
-* **At least once**: each task makes its rows visible by itself; no decision, nothing to wait for. After a crash the
-  epoch replays, and its rows are written again.
-* **At most once**: an epoch is marked as begun before anything of it is visible, then written and committed, without a
-  retry. After a crash an epoch that was begun is not written again, even if nothing of it became visible.
+"""The weaker modes, as coroutines over the protocol's actions and four of their own: see docs/concepts/modes.md.
 
 All modes start with the same recovery, and an epoch that an exactly-once run has decided is carried out as decided.
 Each coroutine returns what is visible, None if the epoch was skipped.

@@ -1,24 +1,15 @@
 """What an epoch reads, checked: the positions that Spark runs it between, and the identity of what they belong to.
 
-**Positions.** Spark writes `offsets/N` and goes on with what it has in memory. On most storage two drivers may both
-believe they created that file, and a superseded driver may rename its own over it at any later time. So the file alone
-does not define an epoch's rows: it is compared with Spark's memory before anything of the epoch is written, and the
-manifest holds what was run. Later changes of the file do no harm: every start uses the manifest, see
-`checkpoint.log_repair`.
+**Positions.** Two drivers may both believe they created `offsets/N`. So it is compared with Spark's memory before
+anything of the epoch is written, and the manifest holds what was run: see "The file may differ from what ran" in
+docs/design-notes.md.
 
-**Inputs.** A position is a number, and a topic that was deleted and created again under the same name has the same
-numbers for other rows. So a source that can tell the two apart (`Source.identified`) gives each part of it an id, which
-is kept in Spark's checkpoint beside the positions:
+**Inputs.** A topic that was deleted and created again under the same name has the same positions for other rows. So a
+source that can tell the two apart (`Source.identified`) gives each part of it an id, kept in Spark's checkpoint, and so
+in every copy of it. No second part ever has the id of the first: rows that were read between two looks at the same id
+are the recorded part's.
 
     _penstock/sources/0000000001.json    of one source: the id of each part; for a part that is named twice, the last
-
-1. *start*: the ids are read and made durable before Spark plans anything. A part that has a position must still be the
-   one that the position was written for; a part without one may be any.
-2. *begin*: parts that have appeared since are recorded before the tasks of the epoch read them.
-3. *confirm*: after the tasks, the ids of all parts that the epoch has read are compared once more. No second part ever
-   has the id of the first, so the rows in between were read from the recorded one.
-
-A copy of the checkpoint (savepoint, restore, fork) contains the ids.
 """
 
 from __future__ import annotations
@@ -79,8 +70,7 @@ class Positions:
         return replace(barrier, notes=self._log.notes(barrier))
 
     def _check_start(self, epoch: int, text: str) -> None:
-        """In the first epoch of a run: Spark has read the end of the epoch before from its log, after we have looked at
-        it there."""
+        """In the first epoch of a run: Spark has read the log after we have looked at it there."""
         before = completed(self._ledger, epoch - 1, self._log.query_id())
         if before is None or before.file is None:
             return  # it was not decided, or its manifest is not intact
@@ -156,7 +146,6 @@ class Inputs:
         return places
 
     def _compare(self, uid: str, ids: Mapping[str, str], placed: Collection[str]) -> None:
-        """Refuse what differs of parts that have a position; record what is new."""
         source, known = self._sources[uid], self._known.setdefault(uid, {})
 
         def changed(ids: Mapping[str, str]) -> dict[str, tuple[str, str]]:

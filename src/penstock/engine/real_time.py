@@ -1,16 +1,9 @@
 """A query in real time: its rows become visible lane by lane, in Spark's tasks; the driver opens lanes and records.
 
-A start, after the recovery that every query has:
-
-1. Give the query's history an id, create or grow the marks topics, open every lane (`lane_set`, `lanes`).
-2. Run an epoch that notes lanes and positions: from here on a start in any mode knows that rows may be visible which no
-   epoch covers.
-3. Start Spark's query at the marks, in a scratch folder that no later start reads.
-4. Every second read the marks, for display and lag tools. Every `interval` run an epoch at their positions, and open
-   lanes for partitions that have appeared.
-
-A clean end stops Spark's query, fences the lanes, and runs a last epoch, which notes that they are closed. A savepoint
-runs an epoch and copies it while rows keep coming; one that ends the job closes the lanes first.
+After the recovery that every query has, a start opens every lane (`lane_set`), then runs an epoch that notes lanes and
+positions: from here on a start in any mode knows that rows may be visible which no epoch covers. Only then Spark's
+query starts at the marks, in a scratch folder that no later start reads. A clean end stops Spark's query, fences the
+lanes, and runs a last epoch, which notes that they are closed; a savepoint that ends the job does the same.
 """
 
 from __future__ import annotations
@@ -189,7 +182,6 @@ class RealTimeRunner(QueryRunner):
             query.stop()
 
     def _start(self, lanes: LaneSet) -> RealTimeQuery:
-        """Spark's query, from the marks on."""
         ((_, sink),) = self.plan.sinks.items()
         starting = {str(uid): offset for uid, offset in zip(self.plan.positions, lanes.offsets(), strict=True)}
         planned = lane_plan(sink.shape(self.plan.frame), self.plan, starting)
@@ -257,7 +249,6 @@ class RealTimeRunner(QueryRunner):
             self._record(coordinator, lanes, always=True, closed=True)
 
     def _record(self, coordinator: Coordinator, lanes: LaneSet, *, always: bool = False, closed: bool = False) -> None:
-        """Run an epoch at the positions of the marks, if they have moved."""
         note, offsets = lanes.note(closed=closed), lanes.offsets()
         if not always and (offsets, note.parts) == self._recorded:
             return

@@ -8,17 +8,8 @@ is sure to live until the next epoch, and either may be killed, or given up by S
     commit  after the tasks: `run_epoch` of the protocol, with their reports as what was prepared
     abort   after a failure anywhere: register, look, and abort what is open unless it is decided
 
-All of it is the same coordinator and the same protocol. What is special:
-
-* **A run of tickets.** A commit that succeeds leaves a ticket in the ledger: generation, epoch, the sink's hints, and
-  which driver it is of. The next `open` tears it and goes on in that generation. Without one it registers a new
-  generation and recovers before any task starts, which is right after any failure of any process, and in any doubt. So
-  nothing depends on a worker's memory. A process that Spark gave up still writes under its old generation; it is fenced
-  as every older driver is.
-* **The query runs already**, so Spark's log is never completed here: a decided epoch is proven by its replay, in which
-  tasks count and sum.
-* **A ticket needs one committer.** Requests to the sink that got no answer are known to the process that sent them
-  alone. A commit worker that did not end the epoch before commits this one, and leaves no ticket.
+All of it is the same coordinator and the same protocol. What is special, such as the tickets by which a generation goes
+on, is in docs/design-notes.md, "a relay of processes".
 """
 
 from __future__ import annotations
@@ -150,7 +141,11 @@ class Relay:
         try:
             if run.generation == 0:
                 run.adopt(self._resume(opened, ledger, spark_log))
-            self._refuse_overwritten(run, spark_log, opened, batch)
+            # Spark's memory cannot be asked for here; but the file must be the one that the tasks began with.
+            barrier = spark_log.barrier(batch)
+            if barrier is None or barrier.digest != opened.barrier:
+                run.refuse_superseded()  # then the other driver is the newer one
+                raise run.overwritten(batch)
             run(answers, batch)  # type: ignore[arg-type]
             if leaves_ticket:
                 facts = {"driver": self.driver, "generation": run.generation, "epoch": batch}
@@ -198,9 +193,13 @@ class Relay:
         task = context.partitionId(), context.taskAttemptId()
         writer = WriterScope(scope, opened.epoch, _ATTEMPT, *task, opened.hints)
         writing = Writing(Route.COUNT if counts else Route.SINK)
-        rows = (fit(batch) for batch in batches if batch.num_rows)
-        hashed = _with_hashes(rows, nullable, opened.rule)
-        result = write_rows(self.sink, writer, hashed, writing, opened.rule)
+
+        def hashed() -> Iterator[pa.RecordBatch]:
+            for rows in (fit(batch) for batch in batches if batch.num_rows):
+                hashes = RowHashes([nullable.get(name.lower(), True) for name in rows.schema.names], opened.rule)
+                yield rows.append_column(HASH_COLUMN, hashes.of(rows))
+
+        result = write_rows(self.sink, writer, hashed(), writing, opened.rule)
         return report(context, {**result, "opened": opened.to_json()})
 
     def job_name(self) -> str:
@@ -253,13 +252,6 @@ class Relay:
             replay = Replay(decision, frozenset(opened.lost))
         return Resume(opened.generation, opened.epoch, opened.action, replay)
 
-    def _refuse_overwritten(self, run: Coordinator, spark_log: SparkLog, opened: Opened, batch: int) -> None:
-        """Spark's memory cannot be asked for here; but the file must be the one that the tasks began with."""
-        barrier = spark_log.barrier(batch)
-        if barrier is None or barrier.digest != opened.barrier:
-            run.refuse_superseded()  # then the other driver is the newer one
-            raise run.overwritten(batch)
-
     def _refuse_another_query(self, ledger: Ledger, spark_log: SparkLog) -> None:
         other = ledger.last_claimant() if self.folder is not None else None
         if other not in (None, spark_log.query_id()):
@@ -288,11 +280,3 @@ def fitted(fit: Callable[[pa.RecordBatch], pa.RecordBatch], schema: StructType) 
     except TypeError as error:
         raise SchemaMismatch(f"A column cannot go by format('penstock'): {error}.", to_do="cast it.") from None
     return row.schema
-
-
-def _with_hashes(
-    batches: Iterator[pa.RecordBatch], nullable: Mapping[str, bool], rule: int
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        hashes = RowHashes([nullable.get(name.lower(), True) for name in batch.schema.names], rule).of(batch)
-        yield batch.append_column(HASH_COLUMN, hashes)

@@ -1,8 +1,6 @@
-"""Whether an error is worth a retry, and whether and when a failed job restarts.
+"""Whether an error is worth a retry, and whether and when a failed job restarts: see docs/concepts/restarts.md.
 
-`classify` gives the verdict on an error; the table with reasons is in docs/concepts/restarts.md. Spark's errors are
-recognised by name and text, so nothing here imports PySpark. `Restarts` applies a restart strategy to the failures of
-one job, with an injected clock and random source.
+Spark's errors are recognised by name and text, so nothing here imports PySpark.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import StrEnum
+from traceback import walk_tb
 
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import EpochError, PenstockError, PreCommitFailed, SparkUnresponsive
@@ -125,7 +124,8 @@ def _jvm_gone(error: BaseException) -> bool:
     if isinstance(error, SparkUnresponsive):
         return True
     if isinstance(error, OSError):
-        return _raised_by(error) == "py4j"
+        raisers = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+        return bool(raisers) and str(raisers[-1]).partition(".")[0] == "py4j"
     if not _is_sparks(error):
         return False
     if "Py4JNetworkError" in _names(error):
@@ -142,7 +142,6 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _raised_in_python(text: str) -> type[BaseException] | None:
-    """The type that a Python worker raised, from the last line of the last traceback in a Spark error."""
     _, header, trace = text.rpartition(_TRACEBACK)
     match = _RAISED.search(trace) if header else None
     if match is None:
@@ -153,13 +152,6 @@ def _raised_in_python(text: str) -> type[BaseException] | None:
 
 def _is_sparks(error: BaseException) -> bool:
     return any(kind.__module__.partition(".")[0] in ("pyspark", "py4j") for kind in type(error).__mro__)
-
-
-def _raised_by(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] if trace is not None else ""
 
 
 def _names(error: BaseException) -> set[str]:

@@ -1,8 +1,4 @@
-"""What a start of a job resumes from: its own checkpoint, or a savepoint to restore; and whether the program fits it.
-
-`LastRun` is the job's last run as a restore finds it: fenced before anything is copied, and finished where the copy is
-of the job's own checkpoint.
-"""
+"""What a start of a job resumes from, its own checkpoint or a savepoint to restore; and whether the program fits it."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,40 +39,36 @@ log = logging.getLogger("penstock")
 _REPORT_SECONDS = 1.0
 
 
+@dataclass
 class RestorePoint:
     """One start of a job. `storage` is the job's folder; `allow`: drop queries that only the checkpoint knows."""
 
-    def __init__(
-        self,
-        job: str,
-        plans: Mapping[str, QueryPlan],
-        settings: Settings,
-        storage: Storage,
-        spark: SparkSession,
-        allow: bool,
-    ) -> None:
-        self._job, self._plans, self._settings = job, plans, settings
-        self._storage, self._spark, self._allow = storage, spark, allow
-        self._current = FIRST
+    job: str
+    plans: Mapping[str, QueryPlan]
+    settings: Settings
+    storage: Storage
+    spark: SparkSession
+    allow: bool
+    _current: str = FIRST
 
     def history(self, events: Events) -> str:
         """Restore if that is asked for and not done yet; the name of the history that the job resumes from."""
-        recovery, result = self._settings.recovery, None
+        recovery, result = self.settings.recovery, None
         if recovery.path is not None:
             report = throttled(lambda step: events.emit("restoring", query=None, **asdict(step)), _REPORT_SECONDS)
-            last = LastRun(tree_of(self._storage), self._plans, self._spark)
-            restorer = Restorer(self._job, self._storage.location, self._spark, last, report)
-            wanted = replace(recovery, allow_non_restored=self._allow)
-            result = restorer.restore(wanted, self._plans, self._settings.state_request)
-        histories = Histories(self._storage)
+            last = LastRun(tree_of(self.storage), self.plans, self.spark)
+            restorer = Restorer(self.job, self.storage.location, self.spark, last, report)
+            wanted = replace(recovery, allow_non_restored=self.allow)
+            result = restorer.restore(wanted, self.plans, self.settings.state_request)
+        histories = Histories(self.storage)
         current = self._current = histories.current()
         if result is not None and result.mapped is not None:
-            for name in self._storage.list(QUERIES):
-                self._storage.delete(f"{QUERIES}/{name}")  # the restore has settled what the program takes over
+            for name in self.storage.list(QUERIES):
+                self.storage.delete(f"{QUERIES}/{name}")  # the restore has settled what the program takes over
             report_restore(result, events)
         else:
-            require_same_parallelism(self._spark, self._storage.location, current, self._plans, self._settings)
-        claim = Claim.of(next(reversed(histories.all()), None), self._plans, self._spark)
+            require_same_parallelism(self.spark, self.storage.location, current, self.plans, self.settings)
+        claim = Claim.of(next(reversed(histories.all()), None), self.plans, self.spark)
         if claim is not None:
             events.listen(claim)
         return current
@@ -84,35 +76,34 @@ class RestorePoint:
     def refuse_replaced(self) -> None:
         """Call after a run has registered: where a restore was recorded meanwhile, its history counts; one that is not
         recorded yet never will be. As in the epoch protocol, each side first writes and then looks."""
-        histories = Histories(self._storage)
+        histories = Histories(self.storage)
         histories.void_unrecorded()
         if histories.current() != self._current:
             raise errors.Superseded(
-                f"Job {self._job!r} was restored while this run started.",
+                f"Job {self.job!r} was restored while this run started.",
                 safe="this run has started no query; what is restored counts.",
                 to_do="nothing if the restored job runs; otherwise start it again.",
             )
 
     def check_uids(self) -> None:
         """Refuse to lose a query that only the checkpoint knows, or to start a renamed one over."""
-        storage = self._storage
-        known = set(query_uids(storage.list(QUERIES)))
-        gone = sorted(known - self._plans.keys())
-        if gone and not self._allow:
-            new = sorted(self._plans.keys() - known)
+        known = set(query_uids(self.storage.list(QUERIES)))
+        gone = sorted(known - self.plans.keys())
+        if gone and not self.allow:
+            new = sorted(self.plans.keys() - known)
             raise errors.UidChanged(
-                f"The checkpoint of job {self._job!r} has the queries {sorted(known)}, the program has"
-                f" {sorted(self._plans)}: {gone} would be left behind"
+                f"The checkpoint of job {self.job!r} has the queries {sorted(known)}, the program has"
+                f" {sorted(self.plans)}: {gone} would be left behind"
                 + (f" and {new} start from the beginning." if new else "."),
                 safe="nothing was started; the checkpoint is as it was.",
                 to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
             )
         for uid in gone:
-            storage.delete(query_file(uid))  # allowed once and for all; its folder stays
-        for uid, plan in self._plans.items():
+            self.storage.delete(query_file(uid))  # allowed once and for all; its folder stays
+        for uid, plan in self.plans.items():
             with suppress(AlreadyExists):
                 facts = {"version": QUERY_VERSION, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
-                storage.create(query_file(uid), json.dumps(facts).encode())
+                self.storage.create(query_file(uid), json.dumps(facts).encode())
 
 
 class LastRun:

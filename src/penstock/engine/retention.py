@@ -1,21 +1,12 @@
 """Retention of a job's checkpoints: how many epochs Spark keeps, and how those of a cancelled job are deleted.
 
-They are deleted only after a cancel that ended cleanly, with `Retention.DELETE`. Never after a failure or a stop, never
-while a newer run of the job is registered, never while the in-flight log holds undelivered rows.
+Half a checkpoint is worse than none, so the deletion first writes a *mark*, `deleting/….json`, and deletes it last:
+after it the checkpoint is gone, whatever files are left, and every start finishes a deletion that has begun. Each side
+first writes and then looks: the deletion writes its mark, then looks for newer runs, and withdraws the mark if there is
+one; a start registers, then looks for marks, and starts over if there is one. So at least one of them sees the other.
 
-Deleting many files is not atomic, and half a checkpoint is worse than none: some queries would start over and others
-go on, or go on without their state. So the deletion first writes a *mark*, `deleting/….json` in the job's folder, and
-deletes it last. Before the mark the checkpoint is whole; after it the checkpoint is gone, whatever files are left:
-every start looks for marks first and finishes a deletion that has begun.
-
-A start may come at the same time. As in the epoch protocol, each side first writes and then looks: the deletion writes
-its mark, then looks for newer runs, and withdraws the mark if there is one; a start registers, then looks for marks,
-and starts over if there is one. So at least one of them sees the other.
-
-Only named parts are deleted: Spark's folder, the in-flight log, manifests and claims of each query, and the job's own
-records. Links are not followed, and other contents of the job's folder, such as savepoints, stay. The numbers of the
-runs (`ledger/generations`, some hundred bytes) stay on purpose: without them a driver that seems dead could wake up,
-find no newer run than itself, and write.
+Only named parts are deleted, without following links. The numbers of the runs (`ledger/generations`) stay on purpose:
+without them a driver that seems dead could wake up, find no newer run than itself, and write.
 """
 
 from __future__ import annotations
@@ -127,7 +118,6 @@ class JobFolder:
         return ""
 
     def _parts(self, uid: str) -> list[str]:
-        """Every history of Spark's, and what belongs to all histories."""
         histories = [name for name in self._storage.list(uid) if layout.is_history(name) and name != layout.FIRST]
         return [layout.FIRST, *histories, *_OF_A_QUERY]
 

@@ -1,9 +1,8 @@
 """One run of a job: whether everything it needs is there, then its queries, run as one until the last has ended.
 
-The queries start together, restart together and stop together. When one fails, the others finish the epoch under way
-and stop; then the job's one restart strategy decides, and all start again. So linked queries never run against a
-neighbour that is down, and a job has one count of restarts. A bounded query that has read all its input stays done.
-Everything here happens in the thread that called `Job.run`.
+When one query fails, the others finish the epoch under way and stop; then the job's one restart strategy decides, and
+all start again. So linked queries never run against a neighbour that is down. Everything here happens in the thread
+that called `Job.run`.
 """
 
 from __future__ import annotations
@@ -126,19 +125,19 @@ class JobRun:
             folder.delete_cancelled(generations, group.abandoned)
 
 
+@dataclass
 class Readiness:
     """Whether everything that a job needs is there, checked before anything starts. `has_run`: whether the job has run
     before, so that the topics it names were there."""
 
-    def __init__(
-        self, job: str, check: Callable[[], Sequence[Finding]], has_run: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._job, self._check, self._has_run = job, check, has_run
-        self._seen: float | None = None  # when all was well
+    job: str
+    check: Callable[[], Sequence[Finding]]
+    has_run: Callable[[], bool] = lambda: False
+    _seen: float | None = None  # when all was well
 
     def look(self) -> None:
         """Check, and note the time if all is well. Raises what is not."""
-        for finding in self._check():
+        for finding in self.check():
             if self._seen is None:
                 log.warning("%s: %s", finding.sink, finding.message)
         self._seen = time.monotonic()
@@ -154,37 +153,34 @@ class Readiness:
                     self.look()
                 return True
             except PenstockError as error:
-                if isinstance(error, TopicMissing) and not joining.passed() and self._has_run():
+                if isinstance(error, TopicMissing) and not joining.passed() and self.has_run():
                     wake.wait(_TICK_SECONDS)
                     continue
                 if (wait := restarts.delay(error)) is None:
                     raise
-                log.warning("job %s cannot start yet and retries in %.1f s: %s", self._job, wait, error)
+                log.warning("job %s cannot start yet and retries in %.1f s: %s", self.job, wait, error)
                 verdict = str(classify(error).value)
                 events.emit("restarting", query=None, seconds=wait, verdict=verdict, error=str(error))
                 wake.wait(wait)
         return False
 
 
+@dataclass
 class QueryGroup:
     """Runs the queries of one job to their end. `asked`: whether the job is to end; `wake` is set when it changes."""
 
-    def __init__(
-        self,
-        runners: Sequence[QueryRunner],
-        *,
-        restarts: Restarts,
-        events: Events,
-        wake: threading.Event,
-        asked: Callable[[], EndRequest],
-        before_round: Callable[[], None] = lambda: None,
-        watcher: GlobalCheckpoints | None = None,
-    ) -> None:
-        self._runners, self._restarts, self._events = runners, restarts, events
-        self._wake, self._asked = wake, asked
-        self._before_round, self._watcher = before_round, watcher
+    runners: Sequence[QueryRunner]
+    restarts: Restarts
+    events: Events
+    wake: threading.Event
+    asked: Callable[[], EndRequest]
+    before_round: Callable[[], None]
+    watcher: GlobalCheckpoints | None = None
+    abandoned: list[str] = field(default_factory=list)
+    """Queries that were cancelled in an epoch which has not ended since."""
+
+    def __post_init__(self) -> None:
         self._reported: set[str] = set()
-        self.abandoned: list[str] = []  # queries that were cancelled in an epoch which has not ended since
 
     def run(self) -> None:
         """Until all are done, an end is asked for, or the job fails for good: raises what made it fail. After a cancel
@@ -192,81 +188,78 @@ class QueryGroup:
         try:
             error = self._run()
         finally:
-            for runner in self._runners:
+            for runner in self.runners:
                 self._report_stopped(runner)
         if error is not None:
             raise error
 
     def _run(self) -> BaseException | None:
-        while self._asked() is EndRequest.NONE:
+        while self.asked() is EndRequest.NONE:
             error = self._round()
-            if self._asked() is EndRequest.CANCEL:
+            if self.asked() is EndRequest.CANCEL:
                 break
-            if error is None or self._asked() is not EndRequest.NONE:
+            if error is None or self.asked() is not EndRequest.NONE:
                 return error  # a failed epoch is no clean end, even after a stop
             if not self._pause(error):
                 return error
-        return self._finish_cancelled() if self._asked() is EndRequest.CANCEL else None
+        return self._finish_cancelled() if self.asked() is EndRequest.CANCEL else None
 
     def _round(self) -> BaseException | None:
-        """One start of all queries that are not done, until all have ended; the error if it failed."""
-        self._restarts.started()
+        self.restarts.started()
         try:
-            self._before_round()
+            self.before_round()
         except PenstockError as error:
             return error
-        for runner in self._runners:
+        for runner in self.runners:
             if not runner.done:
                 runner.start()
-        if self._watcher is not None:
-            self._watcher.began()
+        if self.watcher is not None:
+            self.watcher.began()
         self._wait()
-        if self._watcher is not None:
-            self._watcher.ended()
-        return failure_of(self._runners)
+        if self.watcher is not None:
+            self.watcher.ended()
+        return failure_of(self.runners)
 
     def _wait(self) -> None:
         patience: Deadline | None = None
-        while any(runner.alive for runner in self._runners):
-            asked = self._asked()
+        while any(runner.alive for runner in self.runners):
+            asked = self.asked()
             if asked is EndRequest.CANCEL and patience is None:
                 patience = Deadline(_CANCEL_SECONDS)
-                for runner in self._runners:
+                for runner in self.runners:
                     runner.cancel()
-            elif asked is not EndRequest.NONE or any(runner.error is not None for runner in self._runners):
-                for runner in self._runners:
+            elif asked is not EndRequest.NONE or any(runner.error is not None for runner in self.runners):
+                for runner in self.runners:
                     runner.stop()
             if patience is not None and patience.passed():
                 return
-            self._wake.wait(_TICK_SECONDS)
-            self._wake.clear()
-            for runner in self._runners:
+            self.wake.wait(_TICK_SECONDS)
+            self.wake.clear()
+            for runner in self.runners:
                 if runner.done:
                     self._report_stopped(runner)
-            if self._watcher is not None:
-                self._watcher.look()
+            if self.watcher is not None:
+                self.watcher.look()
 
     def _pause(self, error: BaseException) -> bool:
-        """Wait as the restart strategy says; False where it gives up."""
-        failed = next((runner.plan.uid for runner in self._runners if runner.error is error), None)
-        if (seconds := self._restarts.delay(error)) is None:
+        failed = next((runner.plan.uid for runner in self.runners if runner.error is error), None)
+        if (seconds := self.restarts.delay(error)) is None:
             return False
         log.warning("query %s failed and the job restarts in %.1f s: %s", failed, seconds, error)
         verdict = str(classify(error).value)
-        self._events.emit("restarting", query=failed, seconds=seconds, verdict=verdict, error=str(error))
+        self.events.emit("restarting", query=failed, seconds=seconds, verdict=verdict, error=str(error))
         pause = Deadline(seconds)
-        while self._asked() is EndRequest.NONE and not pause.passed():
-            self._wake.wait(pause.remaining())
-            self._wake.clear()
+        while self.asked() is EndRequest.NONE and not pause.passed():
+            self.wake.wait(pause.remaining())
+            self.wake.clear()
         return True
 
     def _finish_cancelled(self) -> BaseException | None:
-        """After a cancel, a run of its own recovers each query that failed or hangs. Its errors count; those that the
-        cancel itself caused do not."""
-        error = failure_of(self._runners)
+        """A run of its own recovers each query that failed or hangs. The errors that the cancel caused do not count."""
+        error = failure_of(self.runners)
         if is_fatal(error):
             return error
-        for runner in self._runners:
+        for runner in self.runners:
             if runner.at_rest:
                 continue
             if runner.alive:
@@ -277,13 +270,13 @@ class QueryGroup:
                 runner.error = None
             except BaseException as failed:
                 runner.error = failed
-        return failure_of(self._runners)
+        return failure_of(self.runners)
 
     def _report_stopped(self, runner: QueryRunner) -> None:
         if runner.plan.uid not in self._reported:
             self._reported.add(runner.plan.uid)
             error = None if runner.error is None else str(runner.error)
-            self._events.emit("stopped", query=runner.plan.uid, error=error)
+            self.events.emit("stopped", query=runner.plan.uid, error=error)
 
 
 def failure_of(runners: Sequence[QueryRunner]) -> BaseException | None:

@@ -27,7 +27,7 @@ from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import RunningQuery, current_execution, plan_with
 from penstock.spark.settings import require_same_format
 from penstock.storage.open import storage_at
-from penstock.storage.storage import local_path
+from penstock.storage.storage import same_place
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class ExactlyOnce:
 
     def _check_location(self, actual: str) -> None:
         expected = self._checkpoint
-        if expected is not None and _plain(expected) != _plain(actual):
+        if expected is not None and not same_place(expected, actual):
             if self._coordinator is not None and self._tending is None:  # no run of the query will ever close it
                 self._coordinator.close()
                 self._coordinator = None
@@ -202,11 +202,6 @@ class ExactlyOnce:
                 safe="nothing was written.",
                 to_do="give both the same location.",
             )
-
-
-def _plain(location: str) -> str:
-    path = local_path(location)
-    return str(path.resolve()) if path is not None else location.rstrip("/")
 
 
 def exactly_once(

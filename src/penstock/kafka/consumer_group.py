@@ -1,7 +1,5 @@
-"""Positions of committed epochs, mirrored to a consumer group, where lag tools see them. They are never the truth:
-Spark's checkpoint decides where a job goes on. So publishing is best effort, beside the epoch, and a broker that goes
-on refusing is mentioned once in the log and asked again later.
-"""
+"""Positions of committed epochs, mirrored to a consumer group, where lag tools see them. They are never the truth, so
+publishing is best effort, beside the epoch."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ Send = Callable[[str, Positions], None]
 
 
 class GroupPublisher:
-    """Sends the newest positions of one group from a thread of its own; older ones that were not sent are dropped."""
+    """Sends the newest positions of one group from a thread of its own; older ones that were not sent are dropped.
+    `end` is called when nothing is sent any more."""
 
     def __init__(self, send: Send, group: str, *, pause: float = PAUSE, end: Callable[[], None] = lambda: None) -> None:
-        """`end`: called when nothing is sent any more."""
         self._send, self._group, self._pause, self._end = send, group, pause, end
         self._newest: Positions | None = None
         self._there = threading.Condition()

@@ -273,13 +273,13 @@ def _positions(runner: QueryRunner | QueryOfSpark, deadline: Deadline) -> dict[s
             except Exception as error:  # a system that does not answer shows no lag
                 log.debug("where source %s ends is not known: %r", uid, error)
             sources[uid] = [
-                {**_partition(name, at, ends.get(name)), **runner.lanes.get(name, {})}
+                {
+                    "partition": name,
+                    "offset": at if isinstance(at, int | float | str) else json.dumps(at),
+                    "end": (end := ends.get(name)),
+                    "lag": max(0, end - at) if end is not None and isinstance(at, int) else None,
+                    **runner.lanes.get(name, {}),
+                }
                 for name, at in source.read_positions(offset).items()
             ]
     return {"watermark": int(barrier.metadata.get("batchWatermarkMs") or 0) or None, "sources": sources}
-
-
-def _partition(name: str, offset: Any, end: int | None) -> dict[str, Any]:
-    lag = max(0, end - offset) if end is not None and isinstance(offset, int) else None
-    shown = offset if isinstance(offset, int | float | str) else json.dumps(offset)
-    return {"partition": name, "offset": shown, "end": end, "lag": lag}

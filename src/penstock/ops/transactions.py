@@ -1,7 +1,6 @@
 """Transactions that a job's runs, dead or alive, have left open, and their end by command: `penstock transactions`.
 
-`decision.honoured` says which decision counts, as when the job itself starts. `look` and `ended` write nothing, neither
-to the ledger nor to the other system. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
+`look` and `ended` write nothing. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
-from penstock.checkpoint.decision import Committable, Decision, Outcome
+from penstock.checkpoint.decision import Committable, Decision
 from penstock.checkpoint.log_repair import query_of
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
@@ -41,7 +41,8 @@ class DecisionState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Orphan:
     """One line of the list. `state`: `open`, `not open` (decided, and ended since: only asking for the commit proves
-    how), or `not asked`. `rows` is known of what is decided. Times are in seconds since 1970."""
+    how), or `not asked`; of what has `ended`, `committed` or `lost`. `rows` is known of what is decided. Times are in
+    seconds since 1970."""
 
     query: str
     sink: str
@@ -150,41 +151,30 @@ def name_of(committable: Committable) -> str:
     return str(committable.payload.get("transactional_id") or f"{committable.sink}/{committable.writer}")
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A transaction that the decision of `generation` shows to be `COMMITTED` or `LOST`."""
-
-    query: str
-    epoch: int
-    generation: int
-    committable: Committable
-    outcome: Outcome
-
-
-def ended(ledgers: JobLedgers, epochs: int = ENDED_EPOCHS) -> list[Ended]:
+def ended(ledgers: JobLedgers, epochs: int = ENDED_EPOCHS) -> list[Orphan]:
     """Transactions of the newest complete epochs, by the ledger alone; of each query the newest first.
 
     The newest decision of a complete epoch was carried out. What only an older one names was lost and replaced by a
     replay, or decided by a run that no longer counted. Those that went into the in-flight log are left out."""
-    by_query = (sorted(_ended(query, epochs), key=lambda entry: -entry.epoch) for query in ledgers.queries)
-    return [entry for entries in by_query for entry in entries[:ENDED_MOST]]
+    return [orphan for query in ledgers.queries for orphan in islice(_ended(query, epochs), ENDED_MOST)]
 
 
-def _ended(query: QueryLedger, epochs: int) -> Iterator[Ended]:
+def _ended(query: QueryLedger, epochs: int) -> Iterator[Orphan]:
     complete, _ = query.log.next_epoch()
     decisions = query.ledger.decisions_since(max(0, complete - epochs), query_of(query.ledger, query.log))
     by_epoch: dict[int, list[Decision]] = {}
     for decision in decisions:
         if decision.id.epoch < complete:
             by_epoch.setdefault(decision.id.epoch, []).append(decision)
-    for of_epoch in by_epoch.values():
+    for epoch, of_epoch in sorted(by_epoch.items(), reverse=True):
         newest = max(of_epoch, key=lambda decision: decision.id)
         carried_out = [committable.payload for committable in newest.to_commit]
         for decision in of_epoch:
-            outcome = Outcome.COMMITTED if decision is newest else Outcome.LOST
-            for committable in decision.to_commit:
-                if not committable.logged and (decision is newest or committable.payload not in carried_out):
-                    yield Ended(query.uid, decision.id.epoch, decision.id.generation, committable, outcome)
+            state, run = "committed" if decision is newest else "lost", decision.id.generation
+            for writer in decision.to_commit:
+                if not writer.logged and (decision is newest or writer.payload not in carried_out):
+                    about = (query.uid, writer.sink, name_of(writer), state, DecisionState.DECIDED, run, epoch)
+                    yield Orphan(*about, partition=writer.writer, rows=writer.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
 """A driver's turn: waited for as a standby, taken and held by the lease, given back at the end.
 
-A driver waits for its supervisor, where it is a standby, and for the lease, where another supervisor holds the job's.
 `take_turn` comes first in `Job.run` and in the drop-in: before the job is in the registry, a port is opened, a
-generation registered, a checkpoint or a sink written to. Meanwhile it prepares all it can and touches nothing. What the
-program does before `run` happens in every driver. docs/how-to/failover.md says what a driver that waits does when.
+generation registered, a checkpoint or a sink written to. docs/how-to/failover.md says what a driver that waits does.
 """
 
 from __future__ import annotations

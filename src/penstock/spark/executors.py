@@ -1,8 +1,5 @@
-"""Whether the executors of a cluster can do a job's work, asked by a small job before the first query starts.
-
-Workers must have the driver's Python (to the minor version) and its Penstock. One task goes to every core. Executors
-that come later and differ are named when they fail, by the text of Spark's stack trace.
-"""
+"""Whether the executors of a cluster can do a job's work, asked by a small job before the first query starts. Executors
+that come later and differ are named when they fail, by the text of Spark's stack trace."""
 
 from __future__ import annotations
 
@@ -165,9 +162,11 @@ def _await(asked: Future[list[Worker]], context: Any) -> None:
         elif time.monotonic() > end:
             context.cancelJobGroup(_GROUP)
             wait([asked])
+            conf = context.getConf()
+            cores = conf.get("spark.executor.cores", "")
             raise ClusterUnavailable(
                 f"The cluster at {context.master} has given the job no executor in {_WAIT_SECONDS:.0f} s; it asks for"
-                f" {_asked(context)} each.",
+                f" {conf.get('spark.executor.memory', '1g')} of memory{cores and f' and {cores} cores'} each.",
                 safe="nothing was started; what an earlier run has decided is kept.",
                 to_do="see on the master's page whether workers are alive and have that much free; or ask for less:"
                 " spark.executor.memory, spark.executor.cores, spark.cores.max.",
@@ -177,12 +176,6 @@ def _await(asked: Future[list[Worker]], context: Any) -> None:
 def _count(context: Any) -> int:
     """Executors that are registered; the driver counts as one of Spark's."""
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
-
-
-def _asked(context: Any) -> str:
-    conf = context.getConf()
-    cores = conf.get("spark.executor.cores", "")
-    return f"{conf.get('spark.executor.memory', '1g')} of memory" + (f" and {cores} cores" if cores else "")
 
 
 def _probe(modules: Sequence[str]) -> Callable[[Iterator[int]], Iterator[tuple[str, str, str | None, str | None]]]:

@@ -103,7 +103,6 @@ def _unknown(master: str) -> ConfigurationError:
 
 
 def _hosts(master: str) -> list[tuple[str, int]]:
-    """The masters of a standalone cluster, of which one leads; empty for anything else."""
     match = _STANDALONE.match(master)
     hosts = []
     for address in match["hosts"].split(",") if match else ():

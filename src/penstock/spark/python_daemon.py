@@ -1,9 +1,8 @@
 """Spark's daemon for Python workers, with the installed PySpark and workers that answer at once.
 
-Spark puts an archive of PySpark's sources first on a worker's path, and Python compiles an archive's sources anew in
-every process, in half a second. Java holds each piece of a task back until the one before is acknowledged, which the
-worker's kernel delays by up to 40 ms; workers here acknowledge at once. (With Unix domain sockets Spark's JVM remembers
-a file name for every `collect`, for ever.) The garbage collection after each task leaves out the first task's modules.
+Python compiles the sources in Spark's archive of PySpark anew in every process, in half a second. Java holds each piece
+of a task back until the one before is acknowledged, which the worker's kernel delays by up to 40 ms. (With Unix domain
+sockets Spark's JVM remembers a file name for every `collect`, for ever.)
 """
 
 from __future__ import annotations
@@ -68,8 +67,6 @@ def open_promptly(descriptor: int, mode: str = "r", buffering: int = -1, *others
 
 
 class _PromptOs:
-    """The module `os`, as PySpark's daemon sees it."""
-
     fdopen = staticmethod(open_promptly)
 
     def __getattr__(self, name: str) -> Any:

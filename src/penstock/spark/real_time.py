@@ -1,7 +1,6 @@
 """Runs a query in Spark's real-time mode: what Spark needs for it, its start, how it goes, and why it ended.
 
-Spark runs one task for every source partition, each for as long as a batch lasts, which ends by the clock. Its own log
-of such a query says nothing that lanes do not know better, and goes into a folder that lasts as long as the query.
+Spark's own log of such a query says nothing that lanes do not know better: its folder lasts as long as the query.
 """
 
 from __future__ import annotations
@@ -59,10 +58,18 @@ def require_slots(spark: SparkSession, partitions: int) -> None:
     context = spark.sparkContext
     if context.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         return
-    end = time.monotonic() + (0.0 if runs_tasks_itself(context.master) else _EXECUTORS_SECONDS)
+    local, needed = runs_tasks_itself(context.master), partitions + _SPARE
+    end = time.monotonic() + (0.0 if local else _EXECUTORS_SECONDS)
     while (slots := task_slots(spark)) < partitions:
         if time.monotonic() > end:
-            raise not_enough_slots(str(context.master), slots, partitions)
+            raise NotEnoughSlots(
+                f"Spark runs {slots} tasks at a time at {context.master}, and the real-time queries read {partitions}"
+                " source partitions with a task each: the others would wait, unread.",
+                to_do=f"set spark.master=local[{needed}]; threads that wait for rows need no cores of their own."
+                if local
+                else f"give the job {needed} slots: spark.executor.instances times spark.executor.cores, and"
+                " spark.cores.max.",
+            )
         time.sleep(_POLL_SECONDS)
 
 
@@ -70,17 +77,6 @@ def task_slots(spark: SparkSession) -> int:
     """How many tasks Spark can run at a time now, on all executors. `defaultParallelism` would be what the user has set
     for other things, and at least 2."""
     return sum(int(executor["maxTasks"]) for executor in SparkStatus.of(spark).executors())
-
-
-def not_enough_slots(master: str, slots: int, partitions: int) -> NotEnoughSlots:
-    needed = partitions + _SPARE
-    local = f"set spark.master=local[{needed}]; threads that wait for rows need no cores of their own."
-    cluster = f"give the job {needed} slots: spark.executor.instances times spark.executor.cores, and spark.cores.max."
-    return NotEnoughSlots(
-        f"Spark runs {slots} tasks at a time at {master}, and the real-time queries read {partitions} source partitions"
-        " with a task each: the others would wait, unread.",
-        to_do=local if runs_tasks_itself(master) else cluster,
-    )
 
 
 class RealTimeQuery:

@@ -3,9 +3,8 @@
 PySpark puts every setting on Java's command line, where each user of the machine can read it. Secrets go by a file
 instead that only its owner can read and that is gone once Java runs.
 
-On a local disk Spark writes no checksum file (`.NAME.crc`) beside each of its own: Hadoop starts eight processes for
-those of one batch. A half-written file shows by its content, the ledger has a sealed copy of what is decided, and state
-files have checksums of Spark's. Checksum files of an earlier run are still read and kept true.
+On a local disk Spark writes no checksum file (`.NAME.crc`), for which Hadoop would start processes in each batch: what
+is decided is sealed in the ledger, and state files have checksums of Spark's. Those of an earlier run are kept true.
 """
 
 from __future__ import annotations
@@ -167,9 +166,8 @@ def running_session() -> SparkSession | None:
 
 
 def _existing_settings(conf: Mapping[str, str], *, jars: Sequence[str] = ()) -> SparkConf:
-    """The settings that are there already, from the user, spark-submit or spark-defaults. Only the JVM knows them all,
-    so it is started here, with the user's settings: some, such as its memory, count only then. `jars`: sets for its
-    class path."""
+    """From the user, spark-submit or spark-defaults. Only the JVM knows them all, so it is started here, with the
+    user's settings, of which some count only then, and `jars` on its class path."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
 
@@ -218,7 +216,6 @@ def conf_folder() -> Path:
 
 
 def _uncontested(file: Mapping[str, str], existing: SparkConf) -> dict[str, str]:
-    """The settings of a configuration file that spark-submit does not contradict."""
     settings = {}
     for key, value in file.items():
         current = existing.get(key)
@@ -230,8 +227,10 @@ def _uncontested(file: Mapping[str, str], existing: SparkConf) -> dict[str, str]
 
 
 def _defaults(master: str, local_storage: bool) -> dict[str, str]:
-    defaults, cores = dict(DEFAULTS), _local_cores(master)
-    if cores:
+    defaults = dict(DEFAULTS)
+    if masters.is_local(master):  # the shuffle partitions of a cluster are its owner's business
+        inside = master.partition("[")[2].rstrip("]").partition(",")[0]
+        cores = usable_cores() if inside == "*" else int(inside) if inside.isdigit() else 1
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
         defaults[PARTITIONS] = str(cores)
     if masters.runs_here(master):
@@ -249,16 +248,6 @@ def _defaults(master: str, local_storage: bool) -> dict[str, str]:
     return defaults
 
 
-def _local_cores(master: str) -> int:
-    """The cores of a local master, 0 for a cluster, whose shuffle partitions are its owner's business."""
-    if not master.startswith("local"):
-        return 0
-    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
-    if inside == "*":
-        return usable_cores()
-    return int(inside) if inside.isdigit() else 1
-
-
 @contextmanager
 def java_environment(
     conf: Mapping[str, str], jars: Sequence[str] = (), options: Sequence[str] = ()
@@ -268,7 +257,9 @@ def java_environment(
     if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
-    secret = {key: value for key, value in conf.items() if _is_secret(key, value)}
+    # Options of Java's own end on its command line in any case, and are needed there.
+    kept = [(key, value) for key, value in conf.items() if key not in _OPTIONS]
+    secret = {key: value for key, value in kept if is_secret(key) or masked(value) != value}
     plain = {key: value for key, value in conf.items() if key not in secret}
     changed = (_ARGUMENTS, _LOGGING, "JAVA_HOME", _SUBMIT_OPTIONS, _LAUNCHER_OPTIONS, _CLASS_PATH)
     before = {name: os.environ.get(name) for name in changed}
@@ -298,11 +289,6 @@ def java_environment(
                 os.environ[name] = value
 
 
-def _is_secret(key: str, value: str) -> bool:
-    """Options of Java's own end on its command line in any case, and are needed there."""
-    return key not in _OPTIONS and (is_secret(key) or masked(value) != value)
-
-
 def _quiet_java() -> Path:
     """A Java that is not asked for a module still in incubation, of which it would warn each time."""
     home = find_java().home
@@ -324,7 +310,6 @@ def _has_own_logging(conf: Mapping[str, str]) -> bool:
 
 
 def _escaped(text: str) -> str:
-    """As Java reads a properties file."""
     marks = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", " ": "\\ ", "=": "\\=", ":": "\\:"}
     return "".join(marks.get(letter, letter) for letter in text)
 
@@ -395,8 +380,7 @@ def ensure_files(spark: SparkSession, jars: Iterable[Path]) -> None:
 
 
 def _is_brought(jars: str, named: str) -> bool:
-    """Whether the user brings what is in a set of ours, by a setting or with spark-submit. It is used as it is: the
-    driver may be in a container of the cluster, which has neither our cache nor a way to fill one."""
+    """By the user, in a setting or with spark-submit: a container of the cluster may have no cache to fill."""
     from pyspark import SparkContext
 
     if jars != KAFKA_JARS:

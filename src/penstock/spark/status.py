@@ -1,7 +1,7 @@
 """What Spark knows of a query: when the tasks that read an epoch's sources reached its barrier, and its operators.
 
-Cuts come from the status store behind Spark's web page and REST API, which is there with the page on or off. It does
-not know what a task reads: cuts are numbered, and carry a source's uid only where the query has one source.
+Cuts come from the status store behind Spark's web page, which is there with the page on or off. It does not know what a
+task reads: cuts are numbered, and carry a source's uid only where the query has one source.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ def measure(spark: SparkSession, group: str, opened: float, *, epoch: int, uids:
     cuts = []
     for number, tasks in enumerate(stages):
         label = " ".join(filter(None, [source, f"stage {number + 1}" if len(stages) > 1 else ""]))
-        cuts += [_cut(f"{label} #{index}".strip(), source, task, start) for index, task in tasks.items()]
+        for index, task in tasks.items():
+            began = float(task["launchTime"]) - start
+            rows = ((task.get("taskMetrics") or {}).get("inputMetrics") or {}).get("recordsRead")
+            times = round(began, 3), round(began + float(task["duration"]), 3)
+            cuts.append(PartitionCut(f"{label} #{index}".strip(), source, rows, *times))
     return Alignment.of(cuts, None if cuts else "Spark reports no task that read rows")
 
 
@@ -108,15 +112,8 @@ def is_reading(status: SparkStatus, group: str, epoch: int) -> bool:
     return not jobs
 
 
-def _cut(name: str, source: str | None, task: Mapping[str, Any], start: float) -> PartitionCut:
-    began = float(task["launchTime"]) - start
-    rows = ((task.get("taskMetrics") or {}).get("inputMetrics") or {}).get("recordsRead")
-    return PartitionCut(name, source, rows, round(began, 3), round(began + float(task["duration"]), 3))
-
-
 def _reading_stages(status: SparkStatus, group: str, epoch: int) -> list[list[dict[str, Any]]]:
-    """The attempts at each stage that read rows, once the epoch's jobs are over. A stage that computes an RDD of an
-    earlier one reads the same rows again, or a cached copy, and is left out."""
+    """Once the epoch's jobs are over. A stage that computes an RDD of an earlier one reads its rows again."""
     patience = Deadline(_PATIENCE)
     while not (jobs := list(_jobs(status, group, epoch))) or any(job["status"] == "RUNNING" for job in jobs):
         if patience.passed():

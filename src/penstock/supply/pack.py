@@ -1,9 +1,8 @@
 """What executors of a cluster run out of: one PEX file, which Spark puts into each executor's folder.
 
-`pex` takes the installed packages from the driver's virtual environment, without network; Penstock itself and the job's
-modules go in beside them. A build property of the file names the Python and the platform it was built for, so that one
-which cannot work is refused before anything is sent to a cluster. The interpreter, PySpark and Java are the workers'
-own.
+It holds the installed packages of the driver's virtual environment, Penstock and the job's modules; interpreter,
+PySpark and Java are the workers' own. A build property names the Python and the platform, so that a file which cannot
+work is refused before anything is sent to a cluster.
 """
 
 from __future__ import annotations
@@ -138,7 +137,6 @@ def job_modules(script: Path) -> tuple[dict[str, Path], set[str]]:
 
 
 def _requirements() -> Iterator[str]:
-    """Of Penstock, with the extras of tasks that are installed here."""
     for text in metadata.requires("penstock") or ():
         requirement, _, marker = text.partition(";")
         extra, name = _EXTRA.search(marker), re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
@@ -207,7 +205,6 @@ def _beside(folder: Path, name: str) -> list[Path]:
 
 
 def _imports(file: Path) -> set[str]:
-    """The first parts of the names that a file imports, wherever in it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
@@ -218,7 +215,6 @@ def _imports(file: Path) -> set[str]:
 
 
 def _walk(folder: Path) -> list[Path]:
-    """The files below `folder`, in order, without hidden and compiled ones."""
     hidden = re.compile(r"(^|/)(\.|__pycache__/)")
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return [path for path in files if not hidden.search(path.relative_to(folder).as_posix())]

@@ -65,7 +65,7 @@ class Broker(Server):
         return {"PLAINTEXT": self.port, "CONTROLLER": self.controller_port}
 
     def _configuration(self) -> dict[str, str]:
-        return configuration(self.folder, self._listeners(), self.properties)
+        return configuration(self.folder, self._listeners()) | self.properties
 
     @property
     def _archive(self) -> Path:

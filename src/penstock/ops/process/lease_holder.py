@@ -1,8 +1,7 @@
 """A driver's hold on the lease of its job, and how a supervisor without a driver watches that lease.
 
 The driver holds the lease and not its supervisor: only it reaches every storage, and knows the job's name. Two threads
-keep it, because a storage that is away may not answer at all: one renews, the other watches the clock. Where the lease
-is taken, or is not renewed in time, this process ends at once, with `LeaseLost`. The rules are in `lease_rules`.
+keep it, because a storage that is away may not answer at all: one renews, the other watches the clock.
 """
 
 from __future__ import annotations
@@ -151,7 +150,12 @@ class LeaseHolder(_Waiter):
             with self._lock:
                 pause, end = holding.renew_in(self._clock()), self._end
             if end is not None:
-                self._give_back(*end)
+                standing, reason = end
+                try:
+                    if standing is not None:
+                        self._write(standing, reason)
+                except Exception as error:
+                    log.warning("the lease could not be given back, so it is free when it has expired: %s", error)
                 return
             if pause > 0:
                 self._wake.wait(pause)
@@ -186,14 +190,6 @@ class LeaseHolder(_Waiter):
         self._word = word
         return True
 
-    def _give_back(self, standing: Standing | None, reason: str) -> None:
-        if standing is None:
-            return
-        try:
-            self._write(standing, reason)
-        except Exception as error:
-            log.warning("the lease could not be given back, so it is free when it has expired: %s", error)
-
     def _guard(self, holding: Holding) -> None:
         while not self._over:
             before = self._clock()
@@ -202,7 +198,10 @@ class LeaseHolder(_Waiter):
                 if self._end is not None:
                     return
             if remaining <= 0:
-                self._leave(self._expired_error())
+                happened = f"The lease in {self._lease_log.location} could not be renewed for {self._seconds:g} s."
+                safe = "every decided epoch is safe: the next driver of the job recovers it."
+                to_do = "check that the storage answers; if it is often this slow, make high-availability.lease longer."
+                self._leave(LeaseLost(happened, safe=safe, to_do=to_do))
                 return
             self._wake.wait(remaining)
             now = self._clock()
@@ -226,13 +225,6 @@ class LeaseHolder(_Waiter):
             f"{holder} has taken the lease of this job: this driver was stalled, or cut off, for too long.",
             safe="the other driver continues from the last decided epoch; this one touches nothing more.",
             to_do="nothing: this supervisor waits for its turn again.",
-        )
-
-    def _expired_error(self) -> PenstockError:
-        return LeaseLost(
-            f"The lease in {self._lease_log.location} could not be renewed for {self._seconds:g} s.",
-            safe="every decided epoch is safe: the next driver of the job recovers it.",
-            to_do="check that the storage answers; if it is often this slow, make high-availability.lease longer.",
         )
 
 

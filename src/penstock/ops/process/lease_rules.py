@@ -1,20 +1,10 @@
 """Who may run the job now: the rules of the lease, without storage, threads or a clock of their own.
 
-The times that come in here are one process's own clock, and no two processes' clocks are ever compared:
-
-1. A holder counts from *before* it began to write an entry. It renews after a third of the lease. Once five sixths have
-   passed without an entry that it knows to be written, it ends its driver.
-2. A waiter counts from *after* it first saw an entry. When the whole lease has passed since, by the length in the entry
-   itself, and no newer entry has appeared, it may write the next.
-3. The clock is one that goes on while the machine sleeps.
-
-An entry is written after its holder began to, and seen after it was written; so a waiter's lease never ends before the
-holder's, if both clocks run at the same rate. The last sixth covers clocks that do not, and the time a process needs to
-end. How far the clocks are apart never matters.
-
-The rules cannot exclude a holder that stalls for longer than that sixth and resumes. It finds that it has lost its turn
-at its next look; until then two drivers are alive, and the generations of the ledger keep its rows exactly once, as
-without a lease.
+No two processes' clocks are compared; docs/how-to/failover.md has the rules. An entry is written after its holder began
+to, from when the holder counts, and seen after it was written, from when a waiter counts; so a waiter's lease never
+ends before the holder's, if both clocks run at the same rate. The last sixth covers clocks that do not, and the time a
+process needs to end. A holder that stalls for longer finds at its next look that it has lost its turn; until then the
+generations of the ledger keep its rows exactly once, as without a lease.
 """
 
 from __future__ import annotations
@@ -115,10 +105,6 @@ class Holding:
     _begun: float | None = None  # when the attempt that is under way began
     _failed: float | None = None  # when the last attempt failed, if it did
     _late: float | None = None  # when the first attempt after the deadline began
-
-    def holds(self, now: float) -> bool:
-        """Whether the lease is held by the rules: no other supervisor may have it."""
-        return now < self.renewed + self.seconds
 
     def renew_in(self, now: float) -> float:
         """Seconds until the next attempt is due."""

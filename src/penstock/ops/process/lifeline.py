@@ -1,8 +1,7 @@
 """The line between a supervisor and a driver that it has started: a pair of sockets, one JSON object per line.
 
-The supervisor begins with `Orders`: whether the driver is a standby, and what is known of the job's lease. Later it
-sends a standby one more line, `go`. The driver reports its progress, its restart strategy and the error that ends it.
-When the line closes, the supervisor is gone, and the driver stops cleanly by a SIGTERM to itself: a job never runs on
+The supervisor sends `Orders`, and a standby one more line, `go`; the driver sends fields of its `DriverReport`. When
+the line closes, the supervisor is gone, and the driver stops cleanly by a SIGTERM to itself: a job never runs on
 unsupervised, on any system and whatever killed the supervisor.
 """
 

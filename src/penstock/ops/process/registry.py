@@ -1,9 +1,8 @@
 """The jobs of this machine: one small file for each run of a job, in a folder that every command can read.
 
-The file of a run is readable by its owner only, because it holds a token. A run has one writer at a time: its driver
-while that lives, its supervisor before and after. Files appear whole or not at all, so readers need no lock. The state
-in a file is checked against the processes it names: a run that ended without recording it reads as failed. A registry
-that cannot be written never stops a job.
+The file is readable by its owner only, because it holds a token. A run has one writer at a time: its driver while that
+lives, its supervisor before and after. Files appear whole or not at all, so readers need no lock. A registry that
+cannot be written never stops a job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Starts a driver, restarts it after a crash, and forwards signals to it: docs/concepts/restarts.md says what when.
-
-Where a standby is kept, it takes over instead of a restart, and another standby is started.
+"""Starts a driver, restarts it after a crash or has a standby take over, forwards signals: docs/concepts/restarts.md.
 
 Small on purpose: it imports no PySpark, holds no data, and takes no part in any commit. When it is killed, its driver
 stops cleanly: see `lifeline`.
@@ -47,6 +45,7 @@ class DriverEnd(Enum):
     CRASHED = "crashed"
     LOST_TURN = "lost_turn"
     FAILED = "failed"
+    GAVE_UP = "gave_up"
 
 
 def classify_end(status: int, *, stopping: bool) -> DriverEnd:
@@ -81,14 +80,13 @@ class Supervisor:
         id: str = "",
         standby: bool = False,
         events: Events | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command, self._strategy, self._id = list(driver), strategy, id
-        self._restarts = Restarts(strategy, clock=clock)
+        self._restarts = Restarts(strategy)
         self._events = events or Events()
         self._sweeper = Sweeper()
         start = functools.partial(self._start, standby=True)
-        self._standby = Standby(start, self._sweeper, self._emit, clock=clock) if standby else None
+        self._standby = Standby(start, self._sweeper, self._emit) if standby else None
         self._driver: Driver | None = None  # the active one
         self._stop_signal: int | None = None
         self._lease: LeaseReport | None = None  # who holds the lease of the job, as far as known
@@ -106,13 +104,15 @@ class Supervisor:
                         return status
                     continue
                 if end is not DriverEnd.CRASHED:
-                    return self._finish(end, run, self._exit_status(run))
+                    # `LOST_TURN` comes here only when a stop was requested, which then ends the job.
+                    own = run.status if run.status >= 0 else 128 - run.status
+                    return self._finish(end, run, self._stop_status() if own == lifeline.LOST_TURN else own)
                 if run.report.strategy is not None:
                     self._strategy = run.report.strategy
                     self._restarts.follow(self._strategy)
                 wait = self._restarts.after_failure()
                 if wait is None:
-                    return self._give_up(run)
+                    return self._finish(DriverEnd.GAVE_UP, run, lifeline.GAVE_UP)
                 log.warning("the driver %s; it is restarted in %.1f s", run.reason, wait)
                 self._emit("restarting", seconds=round(wait, 3), reason=run.reason, verdict=run.report.verdict)
                 if not self._pause(wait, wake):
@@ -192,25 +192,16 @@ class Supervisor:
     def _turn(self) -> int | None:
         return None if self._lease is None else self._lease.turn
 
-    def _give_up(self, run: DriverRun) -> int:
-        self._end_processes()
-        reason = f"{run.reason}, and the restart strategy gives up ({self._strategy.describe()})"
-        log.error("the driver %s. Every decided epoch is safe: the next start recovers it.", reason)
-        self._emit("gave_up", reason=run.reason, verdict=run.report.verdict, status=lifeline.GAVE_UP)
-        return lifeline.GAVE_UP
-
     def _finish(self, end: DriverEnd, run: DriverRun, status: int) -> int:
         self._end_processes()
-        level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
-        log.log(level, "%s: the driver %s; it is not restarted", end.value, run.reason)
+        if end is DriverEnd.GAVE_UP:
+            reason = f"{run.reason}, and the restart strategy gives up ({self._strategy.describe()})"
+            log.error("the driver %s. Every decided epoch is safe: the next start recovers it.", reason)
+        else:
+            level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
+            log.log(level, "%s: the driver %s; it is not restarted", end.value, run.reason)
         self._emit(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
         return status
-
-    def _exit_status(self, run: DriverRun) -> int:
-        """The driver's own; `LOST_TURN` comes here only when a stop was requested, which then ends the job."""
-        if run.status == lifeline.LOST_TURN:
-            return self._stop_status()
-        return run.status if run.status >= 0 else 128 - run.status
 
     def _stop_status(self) -> int:
         return lifeline.DONE if self._stop_signal is None else 128 + self._stop_signal
@@ -221,7 +212,6 @@ class Supervisor:
         self._sweeper.close()
 
     def _pause(self, seconds: float, wake: int) -> bool:
-        """False if a stop is requested meanwhile."""
         end = time.monotonic() + seconds
         while self._stop_signal is None and (remaining := end - time.monotonic()) > 0:
             self._sleep(wake, remaining)
@@ -229,7 +219,6 @@ class Supervisor:
 
     @staticmethod
     def _sleep(wake: int, seconds: float | None, lines: Sequence[Any] = ()) -> None:
-        """Until a signal or a report of a driver has come, or the time has passed."""
         select.select([wake, *lines], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 64)
@@ -273,10 +262,8 @@ class Standby:
         emit: Callable[..., None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        settle: float | None = None,
     ) -> None:
         self._start, self._sweeper, self._emit, self._clock = start, sweeper, emit, clock
-        self._settle = SETTLE_SECONDS if settle is None else settle
         self._restarts = Restarts(RestartStrategy.exponential_delay("1s", "1min", reset_after="5min"), clock=clock)
         self.driver: Driver | None = None  # the standby, if there is one now
         self._ready = False
@@ -288,13 +275,16 @@ class Standby:
         if self.driver is not None:
             run = self.driver.ended()
             if run is None:
-                self._note_ready(self.driver)
+                if not self._ready and self.driver.report.ready:
+                    self._ready = True
+                    log.info("the standby, process %d, is ready to take over", self.driver.pid)
+                    self._emit("standby_ready", pid=self.driver.pid)
                 return None
             self._replace(self.driver, run)
         if self._useless or not active.report.running:
             return None
         if self._due is None:
-            self._due = self._clock() + self._settle
+            self._due = self._clock() + SETTLE_SECONDS
         remaining = self._due - self._clock()
         return remaining if remaining > 0 else self._begin()
 
@@ -325,12 +315,6 @@ class Standby:
         log.info("a standby starts as process %d", self.driver.pid)
         self._emit("standby", pid=self.driver.pid)
         return None
-
-    def _note_ready(self, driver: Driver) -> None:
-        if not self._ready and driver.report.ready:
-            self._ready = True
-            log.info("the standby, process %d, is ready to take over", driver.pid)
-            self._emit("standby_ready", pid=driver.pid)
 
     def _replace(self, driver: Driver, run: DriverRun) -> None:
         """Later each time; never where the program came to its end without waiting: so would the next one."""
@@ -366,13 +350,9 @@ class Sweeper:
         killed = end_session(leader, self._patience)
         if killed:
             log.warning("processes that the driver left behind were killed: %s", ", ".join(map(str, killed)))
-        _reap(leader)
-
-
-def _reap(leader: int) -> None:
-    """Orphans that a container's first process inherits; not the next driver, whose status `Driver.ended` needs."""
-    with contextlib.suppress(FileNotFoundError):  # a system without `/proc` has no containers either
-        for pid in all_stat_fields():
-            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
-                if os.getsid(pid) == leader:
-                    os.waitpid(pid, os.WNOHANG)
+        # Reap orphans that a container's first process inherits; the next driver's status `Driver.ended` needs.
+        with contextlib.suppress(FileNotFoundError):  # a system without `/proc` has no containers either
+            for pid in all_stat_fields():
+                with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                    if os.getsid(pid) == leader:
+                        os.waitpid(pid, os.WNOHANG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -25,27 +26,25 @@ from penstock.ops.server.web import Access, AsciiJson, Asgi, Endpoint
 Forward = Callable[[Request, str], Awaitable[Response | None]]  # sends it on to a run; None: this process answers
 
 
+@dataclass(eq=False)
 class Application:
     """`names` are those it answers to besides this machine's own. With `forward`, `runs` are those of the machine."""
 
-    def __init__(
-        self,
-        runs: Runs,
-        access: Access,
-        steering: Steering,
-        *,
-        metrics: Metrics | None = None,
-        names: Sequence[str] = (),
-        forward: Forward | None = None,
-    ) -> None:
-        self._runs, self.access, self._metrics, self._names, self._forward = runs, access, metrics, names, forward
+    runs: Runs
+    access: Access
+    steering: Steering
+    metrics: Metrics | None = None
+    names: Sequence[str] = ()
+    forward: Forward | None = None
+
+    def __post_init__(self) -> None:
         self.endpoints = [
-            *flink_endpoints(runs),
-            *own_endpoints(runs),
+            *flink_endpoints(self.runs),
+            *own_endpoints(self.runs),
             Endpoint("POST", f"{ROOT}/codes", self._code, secret=True),
             Endpoint("POST", f"{ROOT}/sessions", self._session, open=True, status=201, body=True),
-            *steering_endpoints(steering),
-            *command_endpoints(runs if isinstance(runs, MachineRuns) else None),
+            *steering_endpoints(self.steering),
+            *command_endpoints(self.runs if isinstance(self.runs, MachineRuns) else None),
             Endpoint("GET", "/metrics", self._scrape, flink=True),
         ]
 
@@ -54,7 +53,7 @@ class Application:
         own = self._routes([endpoint for endpoint in self.endpoints if not endpoint.flink])
         routes = [Mount("/v1", routes=flink), *flink, *own, Mount("/", web.Page(directory=web.PAGE, html=True))]
         app = Starlette(routes=routes, exception_handlers={HTTPException: web.http_error})
-        return web.WithHeaders(web.KnownNames(app, self._names))
+        return web.WithHeaders(web.KnownNames(app, self.names))
 
     def _routes(self, endpoints: Sequence[Endpoint]) -> list[Route]:
         by_path: dict[str, dict[str, Endpoint]] = {}
@@ -72,7 +71,7 @@ class Application:
             try:
                 run_id = request.path_params.get("job") or request.path_params.get("run")
                 if run_id is not None:
-                    forwarded = await self._forward(request, run_id) if self._forward is not None else None
+                    forwarded = await self.forward(request, run_id) if self.forward is not None else None
                     if forwarded is not None:
                         return forwarded
                     request.state.run = await run_in_threadpool(self._run, run_id)
@@ -87,7 +86,7 @@ class Application:
         return handle
 
     def _run(self, id: str) -> Run:
-        run = self._runs.get(id)
+        run = self.runs.get(id)
         if run is None:
             raise HTTPException(404, f"Job {id} not found")
         return run
@@ -100,9 +99,9 @@ class Application:
         return {"token": self.access.new_session(web.text(request.state.body, "code") or "")}
 
     def _scrape(self, request: Request) -> Response:
-        if self._metrics is None:
+        if self.metrics is None:
             raise HTTPException(404, "There are no metrics here: ask a running job's own address")
-        body, content_type = self._metrics.render(request.headers.get("Accept", ""))
+        body, content_type = self.metrics.render(request.headers.get("Accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
 

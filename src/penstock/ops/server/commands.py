@@ -294,13 +294,7 @@ def _directory(entry: Entry) -> Path:
     return Path(directory) if directory and Path(directory).is_dir() else Path(entry.script).parent
 
 
-def run_command(
-    arguments: Sequence[str],
-    folder: Path | None = None,
-    seconds: float = COMMAND_SECONDS,
-    *,
-    report: Path | None = None,
-) -> Any:
+def run_command(arguments: Sequence[str], folder: Path | None = None, *, report: Path | None = None) -> Any:
     """What `penstock ARGUMENTS` answers in JSON, or writes into the file `report`, which it may do with any status.
     Raises the error that it shows."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
@@ -310,11 +304,11 @@ def run_command(
         start_new_session=True,
     )  # fmt: skip
     try:
-        out, errors = process.communicate(timeout=seconds)
+        out, errors = process.communicate(timeout=COMMAND_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        happened = f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was killed."
+        happened = f"`penstock {arguments[0]}` did not end within {COMMAND_SECONDS:.0f} s and was killed."
         raise ControlError(happened, to_do="run it in a terminal.") from None
     if report is not None and report.exists():
         return json.loads(report.read_bytes())

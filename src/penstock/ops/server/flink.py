@@ -32,12 +32,12 @@ _summaries: WeakKeyDictionary[RunView, dict[str | None, tuple[float, dict[str, A
 
 def flink_endpoints(runs: Runs) -> list[Endpoint]:
     """To be served before the paths that steer: a path that ends with a request id comes last."""
-    jobs, details, vertex = Jobs(runs), f"{JOB}/checkpoints/details/{{number}}", f"{JOB}/vertices/{{vertex}}"
+    details, vertex = f"{JOB}/checkpoints/details/{{number}}", f"{JOB}/vertices/{{vertex}}"
     return [
-        Endpoint("GET", "/overview", jobs.overview, flink=True),
+        Endpoint("GET", "/overview", lambda _: overview(runs.all()), flink=True),
         Endpoint("GET", "/config", config, flink=True),
-        Endpoint("GET", "/jobs", jobs.ids, flink=True),
-        Endpoint("GET", "/jobs/overview", jobs.jobs, flink=True),
+        Endpoint("GET", "/jobs", lambda _: ids(runs.all()), flink=True),
+        Endpoint("GET", "/jobs/overview", lambda _: jobs(runs.all()), flink=True),
         Endpoint("GET", JOB, detail, flink=True),
         Endpoint("GET", f"{JOB}/config", job_config, secret=True, flink=True),
         Endpoint("GET", vertex, lambda _: {"subtasks": []}, flink=True),
@@ -51,28 +51,24 @@ def flink_endpoints(runs: Runs) -> list[Endpoint]:
     ]
 
 
-class Jobs:
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+def overview(runs: Sequence[Run]) -> dict[str, Any]:
+    states = [run.entry.state for run in runs]
+    return {
+        "jobs-running": sum(not state.ended for state in states),
+        "jobs-finished": states.count(State.FINISHED),
+        "jobs-cancelled": states.count(State.CANCELED),
+        "jobs-failed": states.count(State.FAILED),
+        "flink-version": f"penstock-{version('penstock')}",
+    }
 
-    def overview(self, request: Request) -> dict[str, Any]:
-        states = [run.entry.state for run in self._runs.all()]
-        return {
-            "jobs-running": sum(not state.ended for state in states),
-            "jobs-finished": states.count(State.FINISHED),
-            "jobs-cancelled": states.count(State.CANCELED),
-            "jobs-failed": states.count(State.FAILED),
-            "flink-version": f"penstock-{version('penstock')}",
-        }
 
-    def ids(self, request: Request) -> dict[str, Any]:
-        return {"jobs": [{"id": run.entry.id, "status": run.entry.state} for run in self._runs.all()]}
+def ids(runs: Sequence[Run]) -> dict[str, Any]:
+    return {"jobs": [{"id": run.entry.id, "status": run.entry.state} for run in runs]}
 
-    def jobs(self, request: Request) -> dict[str, Any]:
-        """Flink's command line needs every field of it."""
-        return {
-            "jobs": [_times(run) | {"tasks": _tasks(run, "total"), "pending-operators": 0} for run in self._runs.all()]
-        }
+
+def jobs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Flink's command line needs every field of it."""
+    return {"jobs": [_times(run) | {"tasks": _tasks(run, "total"), "pending-operators": 0} for run in runs]}
 
 
 def config(request: Request) -> dict[str, Any]:
@@ -132,8 +128,7 @@ def vertices_of(run: Run) -> list[dict[str, Any]]:
 
 
 def _numbers(run: Run, uid: str, kind: str, name: str) -> dict[str, Any]:
-    """The newest epoch's writers, and what the epochs that are kept have written: a query sends it, a sink receives it.
-    What a source has read is not counted."""
+    """What the epochs that are kept have written is sent by a query and received by a sink."""
     complete = [epoch for epoch in run.view.all_epochs() if epoch["query"] == uid and epoch["outcome"] == "complete"]
     shares = [[share for share in epoch["sinks"] if kind == "Query" or share.get("sink") == name] for epoch in complete]
     sums = {ours: sum(share.get(ours) or 0 for each in shares for share in each) for ours in ("bytes", "rows")}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.decision import Outcome
 from penstock.checkpoint.record import CheckpointRecord, records
 from penstock.engine.control import Insight
 from penstock.engine.settlement import JobLedgers
@@ -20,7 +19,7 @@ from penstock.errors import PenstockError
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.ops.server import history
 from penstock.ops.server.run_view import RunView
-from penstock.ops.transactions import DecisionState, Ended, Orphan, Report, ended, look, name_of
+from penstock.ops.transactions import DecisionState, Orphan, Report, ended, look
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 
@@ -84,9 +83,8 @@ class OneRun:
 class MachineRuns:
     """All runs of this machine's registry, and jobs in the folders of `storages` that the registry does not know."""
 
-    def __init__(self, storages: Iterable[str] = (), registry: Registry | None = None) -> None:
-        self.registry = registry or Registry()
-        self._storages = tuple(storages)
+    def __init__(self, storages: Iterable[str]) -> None:
+        self.registry, self._storages = Registry(), tuple(storages)
         self._reading = threading.Lock()
         self._past: dict[str, tuple[Any, Run]] = {}
 
@@ -149,7 +147,6 @@ def _folder_of(entry: Entry) -> Path | None:
 
 
 def _job_folders(storage: Path) -> list[Path]:
-    """Those in a storage folder; or that folder itself, where it is a job's."""
     if (storage / layout.QUERIES).is_dir():
         return [storage]
     with contextlib.suppress(OSError):
@@ -167,7 +164,6 @@ def _stored_entry(folder: Path) -> Entry:
 
 
 def _from_records(run: Run) -> list[dict[str, Any]]:
-    """`checkpoint` events from the job's folder, of the time of this run."""
     folder, entry = run.folder, run.entry
     if folder is None:
         return []
@@ -198,34 +194,22 @@ def unseen_transactions(why: str) -> dict[str, Any]:
     return {"transactions": [], "unseen": [{"query": None, "sink": None, "why": why}]}
 
 
-def report_facts(report: Report, past: Sequence[Ended] = ()) -> dict[str, Any]:
+def report_facts(report: Report, past: Iterable[Orphan]) -> dict[str, Any]:
     """`past`: those that have ended, by the ledger."""
-    return {
-        "transactions": [*map(_open_facts, report.orphans), *map(_ended_facts, past)],
-        "unseen": report.not_asked(),
-    }
+    return {"transactions": [*map(_facts, report.orphans), *map(_facts, past)], "unseen": report.not_asked()}
 
 
-def _open_facts(orphan: Orphan) -> dict[str, Any]:
-    timeout = orphan.details.get("timeout_seconds")
-    state = "open"
+def _facts(orphan: Orphan) -> dict[str, Any]:
+    timeout, state = orphan.details.get("timeout_seconds"), orphan.state
     if orphan.decision is DecisionState.DECIDED:
         # Decided and open: prepared, and only a commit can follow. Decided and not open: only another attempt to
         # commit proves how it ended.
-        state = "in doubt" if orphan.state == "not open" else "prepared"
+        state = {"open": "prepared", "not asked": "prepared", "not open": "in doubt"}.get(state, state)
     return {name: getattr(orphan, name) for name in _ABOUT} | {
         "state": state,
-        "asked": orphan.state != "not asked",
+        "asked": orphan.state in ("open", "not open"),
         "decision": orphan.decision.value,
         "age_seconds": None if orphan.started is None else round(max(0.0, time.time() - orphan.started), 3),
         "timeout_seconds": timeout,
         "holds_back": orphan.state == "open" and timeout is not None,
     }
-
-
-def _ended_facts(past: Ended) -> dict[str, Any]:
-    writer, state = past.committable, "lost" if past.outcome is Outcome.LOST else "committed"
-    about = (past.query, writer.sink, name_of(writer), past.epoch, past.generation, writer.writer, writer.rows)
-    unknown = dict.fromkeys(("age_seconds", "timeout_seconds")) | dict.fromkeys(("asked", "holds_back"), False)
-    decision = DecisionState.DECIDED.value
-    return dict(zip(_ABOUT, about, strict=True)) | {"state": state, "decision": decision, **unknown}

@@ -126,7 +126,6 @@ def _death(before: Entry | None) -> list[dict[str, Any]]:
 
 
 def _describe(name: str, settings: Settings, insight: Insight | None) -> Mapping[str, Any]:
-    """Asks the job, in a thread that may wait for Spark's answer."""
     try:
         plan = insight.plan() if insight is not None else {}
     except Exception as error:  # a job without a picture still runs

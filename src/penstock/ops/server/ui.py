@@ -90,7 +90,10 @@ async def _send(request: Request, entry: Entry, seconds: float) -> Response:
     try:
         writer.write(_head(request, entry, len(body)) + body)
         async with asyncio.timeout(seconds):
-            status, headers = await _read_head(reader)
+            lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            status = int(lines[0].split(" ", 2)[1])
+            pairs = (line.partition(":") for line in lines[1:] if ":" in line)
+            headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
             kept = {name: value for name, value in headers.items() if name in _PASSED_ON}
             if headers.get("content-type", "").startswith("text/event-stream"):
                 streaming = True
@@ -118,13 +121,6 @@ def _head(request: Request, entry: Entry, length: int) -> bytes:
     if last.isdecimal():
         lines.append(f"Last-Event-ID: {last}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    status = int(lines[0].split(" ", 2)[1])
-    pairs = (line.partition(":") for line in lines[1:] if ":" in line)
-    return status, {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:

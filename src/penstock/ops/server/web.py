@@ -1,8 +1,7 @@
 """What every request and answer of these servers has in common: who may ask, what a body holds, how an answer looks.
 
-Flink's client goes by the shape of an answer and repeats a request whose answer it cannot read, so every answer has a
-shape it knows: an error is `{"errors": […]}`, with Penstock's three sentences in the header `X-Penstock-Error`.
-docs/reference/rest.md says how the page gets its own token, and why there is no cookie.
+Flink's client repeats a request whose answer it cannot read, so every answer has a shape it knows: an error is
+`{"errors": […]}`, with Penstock's three sentences in a header. docs/reference/rest.md has the rules of access.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -48,15 +48,15 @@ _MOST_IN_HEADER = 8000
 _BEARER = re.compile(r"bearer +(?P<token>\S+) *", re.IGNORECASE)
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:@/\s]+)(?::\d*)?")
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
-_POLICY = b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-_HEADERS = (
-    (b"content-security-policy", _POLICY),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-store"),
-)
+_POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
 _ENDED = ControlError(
     "The job ended before it could answer.",
     safe="what was decided is safe. Whether this was done is not known.",
@@ -138,7 +138,7 @@ class KnownNames:
         self._names = {plain for name in (*_THIS_MACHINE, *names) if (plain := _plain(name))}
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        hosts = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+        hosts = Headers(scope=scope).getlist("host")
         match = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
         name = _plain(match["name"]) if match else ""
         dialled = _plain(str((scope.get("server") or ("",))[0]))
@@ -231,9 +231,10 @@ class WithHeaders:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                headers = list(message.get("headers", ()))
-                names = {name.lower() for name, _ in headers}
-                message = {**message, "headers": headers + [pair for pair in _HEADERS if pair[0] not in names]}
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:

@@ -57,7 +57,7 @@ class World:
         def tell(action: str, **_: Any) -> None:
             self.told.append(action)
 
-        self.standby = Standby(self._start, Swept(), tell, clock=self.clock, settle=5.0)
+        self.standby = Standby(self._start, Swept(), tell, clock=self.clock)
 
     def _start(self) -> Driver:
         if self.refuse:

@@ -411,8 +411,9 @@ def test_long_work_and_streams_of_events_are_few(monkeypatch: pytest.MonkeyPatch
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = [sys.executable, "-c", "import time; time.sleep(600)"]
     monkeypatch.setattr(commands, "penstock_command", lambda *_: hanging)
+    monkeypatch.setattr(commands, "COMMAND_SECONDS", 0.2)
     with pytest.raises(ControlError, match="did not end within"):
-        commands.run_command(["list"], seconds=0.2)
+        commands.run_command(["list"])
 
 
 def test_an_audit_is_run_for_the_page_and_its_report_is_kept(
