@@ -10,15 +10,16 @@ a `Committer`; the two share only the committables that writers return, because 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.deadline import Deadline
-from penstock.errors import ConfigurationError, PreCommitFailed, SchemaMismatch
+from penstock.errors import AsideLimitExceeded, ConfigurationError, PreCommitFailed, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,11 +87,24 @@ class Leftover:
 
 
 class Writer(ABC):
-    """One task's side of the target. Used by one thread, from open to pre_commit or abort."""
+    """One task's side of the target. Used by one thread, from open to pre_commit or abort. Set `can_try` if the writer
+    has `try_write`."""
+
+    can_try: ClassVar[bool] = False
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows. May buffer; must not make anything visible."""
+
+    def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
+        """With `aside`, asked before `write`: by index, the rows that the target can never take, and why. The same for
+        the same rows. What it does not find stops the job, unless `try_write` does."""
+        return {}
+
+    def try_write(self, batches: Sequence[pa.RecordBatch]) -> str | None:
+        """With `aside`: write these rows, in the target and not only in a buffer. Where it refuses one of them, take
+        them all back and return why. Raise what is no row's fault."""
+        raise NotImplementedError
 
     @abstractmethod
     def pre_commit(self) -> Mapping[str, Any]:
@@ -112,6 +126,10 @@ class Committer(ABC):
     def hints(self) -> Mapping[str, Any]:
         """Information for this epoch's writers; travels to every task, so keep it small. An epoch waits for it: return
         what is known, and spend seconds at most on asking the other system. A writer must work without it."""
+        return {}
+
+    def rules(self) -> Mapping[str, Any]:
+        """With `aside`, added to the hints: what `Writer.unfit` must know of the target. Keep the answer."""
         return {}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
@@ -195,6 +213,12 @@ class TwoPhaseSink(Sink):
         self.shape(cast("DataFrame", columns))
         return _as_it_is
 
+    def take_records(self) -> None:
+        """Raise unless a writer takes batches of one column `value` of JSON texts, as for an aside sink."""
+        from pyspark.sql.types import StringType, StructType
+
+        self.fit(StructType().add("value", StringType(), nullable=False))
+
     def redirected(self, suffix: str) -> TwoPhaseSink:
         """The same sink with another output: a topic, table or folder with `suffix` behind its name. For a fork of a
         job, which must not write to the job's output."""
@@ -217,6 +241,51 @@ class TwoPhaseSink(Sink):
         return CommittingWriter(self, scope)
 
 
+TRACE = ("__penstock_at", "__penstock_from")
+"""Columns that say where a row comes from: a bigint and a string, see `penstock.spark.lane_plan.traced`."""
+
+REFUSED = "refused"
+"""In the payload of an aside sink's committable: by reason, the hash of each row and its place among equal ones."""
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Where rows go that sink `of` refuses. Of an epoch at most `limit`: a share (`"1%"`), a number, which is 10,000
+    unless it is given, or both (`"1%, 500"`). `topic` is that of all rows, where the plan reads only one."""
+
+    of: str
+    limit: str
+    topic: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\d+(\.\d+)?%|\d+)(, *(\d+(\.\d+)?%|\d+))?", self.limit):
+            raise ConfigurationError(
+                f"aside_limit={self.limit!r} is no limit of rows.",
+                to_do="write a share of an epoch's rows such as '1%', a number of rows such as 500, or '1%, 500'.",
+            )
+
+    @property
+    def uid(self) -> str:
+        return f"{self.of}.aside"
+
+    def check(self, epoch: int, refused: int, rows: int | None = None) -> None:
+        """Before the decision: `AsideLimitExceeded` for too many refused rows, of an epoch with so many, if that is
+        known. A share never means less than one row: an epoch may be small."""
+        parts = [part.strip() for part in self.limit.split(",")]
+        most = [min((int(part) for part in parts if part.isdigit()), default=10_000)]
+        if rows is not None:
+            most += [max(1, int(rows * float(part[:-1]) / 100)) for part in parts if part.endswith("%")]
+        if refused > min(most):
+            of = "" if rows is None else f" of {rows:,}"
+            raise AsideLimitExceeded(
+                f"Epoch {epoch} would set aside {refused:,}{of} rows that sink {self.of!r} refuses, and aside_limit"
+                f" allows {self.limit}.",
+                safe="nothing of this epoch is visible, in neither sink; it replays from the same positions.",
+                to_do="see what the sink refuses: run once with a higher aside_limit, or without aside, which names it."
+                " Correct the program or the target, and start the job again.",
+            )
+
+
 class Columns:
     """What `shape` may ask of a frame that is out of reach. A column that Spark would have to change is refused."""
 
@@ -237,6 +306,11 @@ class Columns:
 
 def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+def first_reasons(rules: Iterable[tuple[Any, str]]) -> dict[int, str]:
+    """What `Writer.unfit` returns, from arrays of numpy's that are true where a row breaks a rule, with the reasons."""
+    return {int(index): reason for broken, reason in reversed([*rules]) for index in broken.nonzero()[0]}
 
 
 _COMMIT_SECONDS = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -177,8 +178,10 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
 
         self._create_missing_topic()
         timeout = settings.transaction_seconds(self.transaction_timeout)
-        client = TransactionClient(self._connections(), transaction_timeout=timeout)
-        return KafkaCommitter(client, self._prefix(scope), scope.generation)
+        connections = self._connections()
+        client = TransactionClient(connections, transaction_timeout=timeout)
+        rules = partial(topic_rules, connections, self.topic)
+        return KafkaCommitter(client, self._prefix(scope), scope.generation, rules)
 
     def open_lanes(self, scope: SinkScope, query: str) -> KafkaLanes:
         from penstock.sinks.kafka.lanes import KafkaLanes
@@ -253,6 +256,24 @@ def read_limits(connections: Connections, topic: str | None) -> Limits:
     config = connections.ask(lambda admin: _config(admin, "TOPIC", topic, *keys), deadline)
     replicas = connections.ask(lambda admin: _replicas(admin, topic), deadline)
     return Limits(most / 1000 if most else None, replicas, *(config.get(key) for key in keys))
+
+
+def topic_rules(connections: Connections, topic: str | None) -> dict[str, Any]:
+    """What a topic takes, as far as this user may read it: rows with a key only, and batches of so many bytes."""
+    if topic is None:
+        return {}
+
+    def ask(admin: Any) -> dict[str, Any]:
+        names = ["cleanup.policy", "max.message.bytes"]
+        answer = admin.describe_configs([kafka_python().ConfigResource("TOPIC", topic, names)], config_filter="all")
+        return dict(next(iter(next(iter(answer.values())).values())))
+
+    try:
+        known = connections.ask(ask, Deadline(10.0))
+        compacted = "compact" in known["cleanup.policy"]["value"]
+        return {"rules": {"keyed": compacted, "most": int(known["max.message.bytes"]["value"])}}
+    except (kafka_python().errors.KafkaError, KeyError):
+        return {}
 
 
 def check_broker_limit(transaction_timeout: float, most: float | None) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.contracts.sink import Writer, WriterScope
+from penstock.contracts.sink import Writer, WriterScope, first_reasons
 from penstock.errors import EpochError
 from penstock.sinks.kafka.pool import POOL, Key, Pool
-from penstock.sinks.kafka.producer import Producer
+from penstock.sinks.kafka.producer import Producer, plain, spans
 from penstock.sinks.kafka.sink import ACCEPTED
+
+_AROUND = 90  # bytes of a batch and of the one row in it, beside the row's own
 
 
 class KafkaWriter(Writer):
@@ -24,6 +26,7 @@ class KafkaWriter(Writer):
     def __init__(self, scope: WriterScope, key: Key, topic: str | None, pool: Pool = POOL) -> None:
         self._key, self._topic, self._pool = key, topic, pool
         self._prepared = self._tainted = False
+        self._rules = scope.hints.get("rules", {})
         producer = pool.acquire(key, scope.hints)
         self._producer: Producer | None = producer
         try:
@@ -35,6 +38,21 @@ class KafkaWriter(Writer):
     def write(self, batch: pa.RecordBatch) -> None:
         columns = {name: batch.column(name) for name in batch.schema.names if name in ACCEPTED}
         self._guarded(lambda producer: producer.send(columns, self._topic))
+
+    def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
+        """A row is as large as its key and value, and what Kafka puts around a row that is alone."""
+        columns = {name: plain(batch.column(name)) for name in ("value", "key", "topic") if name in batch.schema.names}
+        sizes = sum(spans(columns[name])[1] for name in ("value", "key") if name in columns)
+        client = int(dict(self._key.settings)["message.max.bytes"])
+        most = min(client, self._rules.get("most", client) - _AROUND)
+        broken = [(sizes > most, f"the row is larger than the {most:,} bytes that the topic takes")]
+        for name, wanted, reason in (
+            ("key", self._rules.get("keyed"), "the topic is compacted and takes no row without a key"),
+            ("topic", self._topic is None, "the row names no topic"),
+        ):
+            if wanted and name in columns:
+                broken.append((columns[name].is_null().to_numpy(zero_copy_only=False), reason))
+        return first_reasons(broken)
 
     def pre_commit(self) -> Mapping[str, Any]:
         producer = self._guarded(lambda producer: producer.flush())
