@@ -232,15 +232,15 @@ def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
     return tuple(shares)
 
 
-def sums_of(sinks: Iterable[SinkShare], read: Mapping[str, int], aside: str, why: str, filters: bool) -> dict[str, Any]:
+def sums_of(sinks: Iterable[SinkShare], read: Any, aside: str, why: str, filters: bool) -> dict[str, Any]:
     """`in`, by source, `out`, by sink, `aside` and `filtered`, which add up. Instead of the first and the last,
     `not_countable`: why the plan (`why`), or Spark's count, does not allow it. `filters`: the plan leaves rows out."""
     rows = {share.sink: share.rows for share in sinks}
     sums: dict[str, Any] = {"aside": rows.pop(aside, 0), "out": rows}
-    filtered = sum(read.values()) - sum(rows.values()) - sums["aside"]
-    if not why and (filtered < 0 or (filtered and not filters)):
-        why = f"Spark has counted {sum(read.values()):,} rows read"
-    return {**sums, "not_countable": why} if why else {"in": dict(read), **sums, "filtered": filtered}
+    filtered = sum((read or {}).values()) - sum(rows.values()) - sums["aside"]
+    if not why and (read is None or filtered < 0 or (filtered and not filters)):
+        why = f"Spark has counted {sum((read or {}).values()):,} rows read"
+    return {**sums, "not_countable": why} if why else {"in": dict(read or {}), **sums, "filtered": filtered}
 
 
 def records(storage: Storage) -> list[CheckpointRecord]:

@@ -73,12 +73,8 @@ def read_facts(entry: Entry, manager: str | None = None) -> JobFacts:
 def _query_facts(query: Mapping[str, Any]) -> dict[str, Any]:
     """Raises for facts of a type that cannot be shown."""
     since = query["phase_since"]
-    more = {
-        "sums": query.get("sums"),
-        "phase_ms": None if since is None else max(0, now_ms() - since),
-        "committed": query.get("committed"),
-    }
-    facts = {name: query[name] for name in _FACTS} | more
+    more = {"phase_ms": None if since is None else max(0, now_ms() - since), "committed": query.get("committed")}
+    facts = {name: query[name] for name in _FACTS} | more | {"sums": query.get("sums")}
     _query_row(facts)
     return facts
 
@@ -93,8 +89,7 @@ def render(output: Output, job: JobFacts) -> None:
         output.table(f"Queries of {entry.name}", [_query_row(query) for query in job.queries])
     for query in job.queries or ():
         if sums := query["sums"]:
-            shown = "; ".join(f"{name}: {counted}" for name, counted in sums.items())
-            output.line(f"{query['uid']}, newest epoch: {shown.translate(str.maketrans('', '', '{}'))}")
+            output.line(f"{query['uid']}, newest epoch: {'; '.join(f'{name} {rows}' for name, rows in sums.items())}")
         if query["error"]:
             output.line(f"{query['uid']}: {query['error']}")
     error = entry.error or {}

@@ -87,10 +87,7 @@ class Leftover:
 
 
 class Writer(ABC):
-    """One task's side of the target. Used by one thread, from open to pre_commit or abort. Set `can_try` if the writer
-    has `try_write`."""
-
-    can_try: ClassVar[bool] = False
+    """One task's side of the target. Used by one thread, from open to pre_commit or abort."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
@@ -241,11 +238,9 @@ class TwoPhaseSink(Sink):
         return CommittingWriter(self, scope)
 
 
-TRACE = ("__penstock_at", "__penstock_from")
-"""Columns that say where a row comes from: a bigint and a string, see `penstock.spark.lane_plan.traced`."""
-
+TRACE = ("__penstock_at", "__penstock_from")  # where a row comes from, see `penstock.spark.lane_plan.traced`
+#: In the payload of an aside sink's committable: by reason, the hash of each row and its place among equal ones.
 REFUSED = "refused"
-"""In the payload of an aside sink's committable: by reason, the hash of each row and its place among equal ones."""
 
 
 @dataclass(frozen=True)
@@ -269,20 +264,19 @@ class Aside:
         return f"{self.of}.aside"
 
     def check(self, epoch: int, refused: int, rows: int | None = None) -> None:
-        """Before the decision: `AsideLimitExceeded` for too many refused rows, of an epoch with so many, if that is
-        known. A share never means less than one row: an epoch may be small."""
-        parts = [part.strip() for part in self.limit.split(",")]
+        """`AsideLimitExceeded` for too many, of so many if that is known. A share never means less than one row."""
+        parts = self.limit.replace(" ", "").split(",")
         most = [min((int(part) for part in parts if part.isdigit()), default=10_000)]
-        if rows is not None:
-            most += [max(1, int(rows * float(part[:-1]) / 100)) for part in parts if part.endswith("%")]
+        most += [
+            max(1, int(rows * float(part[:-1]) / 100)) for part in parts if part.endswith("%") and rows is not None
+        ]
         if refused > min(most):
             of = "" if rows is None else f" of {rows:,}"
             raise AsideLimitExceeded(
                 f"Epoch {epoch} would set aside {refused:,}{of} rows that sink {self.of!r} refuses, and aside_limit"
                 f" allows {self.limit}.",
                 safe="nothing of this epoch is visible, in neither sink; it replays from the same positions.",
-                to_do="see what the sink refuses: run once with a higher aside_limit, or without aside, which names it."
-                " Correct the program or the target, and start the job again.",
+                to_do="run with a higher aside_limit to see what the sink refuses; correct the program or the target.",
             )
 
 

@@ -1,12 +1,10 @@
 """Rows that a sink refuses: found one by one in its task, and written into the aside sink by the same task.
 
-The task's answer names two committables, one for each sink, so one decision makes both visible. The writer says which
-rows of a batch it can never take (`Writer.unfit`); what only the other system knows is found by halving: a writer that
-can take a piece back (`Writer.try_write`) is handed smaller and smaller pieces, until a piece is one row.
+The writer says which rows of a batch it can never take (`Writer.unfit`); what only the other system knows is found by
+halving: a writer that can take a piece back (`Writer.try_write`) gets smaller pieces, until a piece is one row.
 
-The decision holds what was refused: the hash of each row, and its place among rows of the same hash. A replay of a
-decided epoch goes by this alone, because a sink that holds the other rows by now might refuse others. So both sinks get
-what was decided, and where a sink takes that no more, the epoch stops with `ReplayDiffers`.
+The decision holds what was refused: the hash of each row, and its place among rows of the same hash. A replay goes by
+this alone: a sink that holds the other rows by now might refuse others.
 """
 
 from __future__ import annotations
@@ -20,78 +18,61 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.contracts.sink import REFUSED, TRACE, Aside, TwoPhaseSink, Writer, WriterScope
 from penstock.engine.checksum import FLAT, HASH_COLUMN, MODULO, checksum_of
 from penstock.engine.hashing import finish, hash_rows, values_of
-from penstock.engine.output_jobs import WithAside
 from penstock.errors import DataError, ReplayDiffers
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.engine.task import Assignment
 
-VERSION = 1
-"""Of a record's format, see docs/how-to/bad-rows.md."""
+VERSION = 1  # of a record's format, see docs/how-to/bad-rows.md
 AT, FROM = TRACE  # before the hash, where the plan carries them
 _ROWS, _BYTES = 100_000, 32 << 20  # of a piece that a writer may have to take back
 _LONGEST = 300  # characters of a reason: the decision holds it
 
 Refused = Mapping[str, Sequence[Sequence[int]]]
+Into = tuple[TwoPhaseSink | None, WriterScope]
 
 
-def sifting(sink: TwoPhaseSink, scope: WriterScope, assignment: Assignment, rule: int) -> Callable[[], Sifter]:
-    to = assignment.aside
-    assert isinstance(sink, WithAside)
-    assert to is not None
-    routes = (sink.sink, assignment.writing.route), (sink.other, to.writing.route)
-    main, other = (each if route.value == "sink" else None for each, route in routes)
-    beside = replace(scope, sink=to.scope, hints=to.hints)
-    return lambda: Sifter((main, scope), sink.aside, (other, beside), assignment.refused, rule)
+def sifting(sink: Any, scope: WriterScope, assignment: Assignment, to: Assignment, rule: int) -> Callable[[], Sifter]:
+    """For a sink `WithAside`; `to` is what its aside sink is assigned."""
+    main = (sink.sink if assignment.writing.route.value == "sink" else None), scope
+    other = (sink.other if to.writing.route.value == "sink" else None), replace(scope, sink=to.scope, hints=to.hints)
+    return lambda: Sifter(main, sink.aside, other, assignment.refused, rule)
 
 
 class Sifter:
     """The way of one task's rows into a sink and its aside sink. A sink is None where its rows are only summed;
     `decided` is what was refused in the decision that a replay must equal."""
 
-    def __init__(
-        self,
-        main: tuple[TwoPhaseSink | None, WriterScope],
-        aside: Aside,
-        other: tuple[TwoPhaseSink | None, WriterScope],
-        decided: Refused | None,
-        rule: int,
-    ) -> None:
+    def __init__(self, main: Into, aside: Aside, other: Into, decided: Refused | None, rule: int) -> None:
         (sink, self._scope), (self._aside_sink, self._aside_scope) = main, other
         self._aside, self._rule, self._decided = aside, rule, decided
         self._reasons = {tuple(row): why for why, rows in (decided or {}).items() for row in rows}
         self._known = np.array([row[0] for row in self._reasons], np.uint64)
         self._seen = Counter[int]()  # of hashes that the decision names
         self._hashes: list[Any] = []
-        self._rows = self._total = 0
         self._refused: list[tuple[int, int, str]] = []  # the row's number in the task, its hash, and why
-        self._sum = 0
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = self._waiting_bytes = 0
+        self._rows = self._total = self._sum = 0
         self._out: Writer | None = None
         self._writer = None if sink is None else sink.open_writer(self._scope)
-        self._halves = decided is None and self._writer is not None and self._writer.can_try
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Rows with their hashes and, where the plan carries them, the columns of their sources."""
-        import pyarrow as pa
-
         column = batch.column(HASH_COLUMN)
         hashes = np.frombuffer(column.buffers()[1], np.uint64)[column.offset : column.offset + len(column)].copy()
         numbers = np.arange(self._rows, self._rows + len(hashes))
         self._hashes.append(hashes)
         self._rows, self._total = self._rows + len(hashes), self._total + int(np.sum(hashes, dtype=np.uint64))
         if self._decided is not None:
-            unfit = self._as_decided(hashes)
+            unfit: Mapping[int, str] = self._as_decided(hashes)
         else:
-            unfit = {} if self._writer is None else dict(self._writer.unfit(plain(batch)))
+            unfit = self._writer.unfit(plain(batch)) if self._writer is not None else {}
         if unfit:
             self._set_aside(batch, numbers, unfit)
             fit = np.ones(len(hashes), np.bool_)
@@ -99,16 +80,21 @@ class Sifter:
             batch, numbers = batch.filter(pa.array(fit)), numbers[fit]
         if self._writer is None or not batch.num_rows:
             return
-        if not self._halves:
-            self._write_decided(batch) if self._decided is not None else self._writer.write(plain(batch))
+        if self._decided is None and type(self._writer).try_write is not Writer.try_write:
+            # From its bytes: of an object of numpy's, Arrow would make an array by importing pandas.
+            places = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+            self._waiting.append(batch.append_column("", places))
+            if sum(each.num_rows for each in self._waiting) >= _ROWS or sum(e.nbytes for e in self._waiting) >= _BYTES:
+                self._settle()
             return
-        # From its bytes: of an object of numpy's, Arrow would make an array by importing pandas.
-        places = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
-        self._waiting.append(batch.append_column("", places))
-        self._waiting_rows += batch.num_rows
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_rows >= _ROWS or self._waiting_bytes >= _BYTES:
-            self._settle()
+        try:
+            self._writer.write(plain(batch))
+        except DataError as error:
+            if self._decided is None:
+                raise
+            happened = f"Sink {self._scope.sink.uid!r} refuses rows now that were decided for it: {error.happened}"
+            safe, to_do = "what is visible stays; nothing more was written.", "undo what was changed at the sink."
+            raise ReplayDiffers(happened, safe=safe, to_do=to_do) from error
 
     def finish(self) -> Mapping[str, Any]:
         """No more rows come: both writers prepare. What is returned becomes part of the task's answer."""
@@ -143,78 +129,51 @@ class Sifter:
             self._seen[value] += 1
         return unfit
 
-    def _write_decided(self, batch: pa.RecordBatch) -> None:
-        assert self._writer is not None
-        try:
-            self._writer.write(plain(batch))
-        except DataError as error:
-            raise ReplayDiffers(
-                f"Sink {self._scope.sink.uid!r} refuses rows of epoch {self._scope.epoch} now that were decided for it:"
-                f" {error.happened}",
-                safe="what is visible stays; nothing was doubled, nothing more was written.",
-                to_do="undo the change of the sink's rules since then, and start the job again.",
-            ) from error
-
     def _settle(self) -> None:
         """Have the writer take what waits, in its order, except for the rows that it refuses."""
-        import pyarrow as pa
-
-        if not self._waiting:
-            return
-        assert self._writer is not None
-        pieces = [pa.Table.from_batches(self._waiting)]
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        pieces = [pa.Table.from_batches(self._waiting)] if self._waiting else []
+        self._waiting = []
         while pieces:
             piece = pieces.pop()
+            assert self._writer is not None
             why = self._writer.try_write([plain(batch) for batch in piece.to_batches()])
-            if why is None:
-                continue
-            if piece.num_rows == 1:
+            if why is not None and piece.num_rows == 1:
                 [batch] = piece.to_batches()
                 self._set_aside(batch, batch.column(batch.num_columns - 1).to_numpy(), {0: why})
-                continue
-            half = piece.num_rows // 2
-            pieces += [piece.slice(half), piece.slice(0, half)]
+            elif why is not None:
+                half = piece.num_rows // 2
+                pieces += [piece.slice(half), piece.slice(0, half)]
 
     def _set_aside(self, batch: pa.RecordBatch, numbers: Any, unfit: Mapping[int, str]) -> None:
-        import pyarrow as pa
-
-        indices = sorted(unfit)
+        indices, texts = sorted(unfit), list[str]()
         taken = batch.take(pa.array(indices, pa.int64()))
-        # Python knows the years 1 to 9999 alone: times go as text.
         schema = plain(taken).schema
         for number, field in enumerate(schema):
-            if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):
+            if pa.types.is_date(field.type) or pa.types.is_timestamp(field.type):  # Python knows the years 1 to 9999
                 schema = schema.set(number, field.with_type(pa.string()))
-        rows, sources = plain(taken).cast(schema).to_pylist(), source_of(taken, self._aside.topic)
-        texts = list[str]()
-        for index, row, hash_, source in zip(
-            indices, rows, taken.column(HASH_COLUMN).to_pylist(), sources, strict=True
-        ):
+        rows, hashes = plain(taken).cast(schema).to_pylist(), taken.column(HASH_COLUMN).to_pylist()
+        for index, row, hash_, source in zip(indices, rows, hashes, source_of(taken, self._aside.topic), strict=True):
             why = " ".join(unfit[index].split())[:_LONGEST]
             self._refused.append((int(numbers[index]), hash_ % MODULO, why))
             texts.append(record_of(why, self._scope, source, row))
         self._aside.check(self._scope.epoch, len(self._refused))
         records = pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], names=["value"])
         columns = [values_of(records.column(0))]  # hashed as by Spark in a frame of this one column, never null
-        hashes = finish(hash_rows(columns, len(texts)), columns, (False,))
-        self._sum += int(np.sum(hashes, dtype=np.uint64))
+        self._sum += int(np.sum(finish(hash_rows(columns, len(texts)), columns, (False,)), dtype=np.uint64))
         if self._aside_sink is not None:
             self._out = self._out or self._aside_sink.open_writer(self._aside_scope)
             self._out.write(records)
 
     def _places(self) -> Refused:
-        if not self._refused:
-            return {}
-        hashes = np.concatenate(self._hashes)
-        wanted = np.flatnonzero(np.isin(hashes, np.array([row[1] for row in self._refused], np.uint64)))
-        seen, place = Counter[int](), dict[int, int]()
-        for number in wanted.tolist():
-            value = int(hashes[number])
-            place[number], seen[value] = seen[value], seen[value] + 1
         places: dict[str, list[list[int]]] = {}
-        for number, hash_, why in sorted(self._refused):
-            places.setdefault(why, []).append([hash_, place[number]])
+        whys, seen = {number: why for number, _, why in self._refused}, Counter[int]()
+        hashes = np.concatenate(self._hashes) if whys else np.empty(0, np.uint64)
+        known = np.array([row[1] for row in self._refused], np.uint64)
+        for number in np.flatnonzero(np.isin(hashes, known)).tolist():
+            hash_ = int(hashes[number])
+            if number in whys:
+                places.setdefault(whys[number], []).append([hash_, seen[hash_]])
+            seen[hash_] += 1
         return places
 
 
@@ -228,12 +187,10 @@ def source_of(batch: pa.RecordBatch, topic: str | None) -> list[dict[str, Any] |
     """Where each row comes from: topic, partition and offset, or a file; None where the plan does not carry it."""
     if AT not in batch.schema.names:
         return [None] * batch.num_rows
-    sources: list[dict[str, Any] | None] = []
+    sources = list[dict[str, Any] | None]()
     for at, name in zip(batch.column(AT).to_pylist(), batch.column(FROM).to_pylist(), strict=True):
-        if at is None:
-            sources.append({"file": name} if name else None)
-        else:
-            sources.append({"topic": name or topic, "partition": at >> 48, "offset": at & ((1 << 48) - 1)})
+        kafka = at is not None and {"topic": name or topic, "partition": at >> 48, "offset": at & ((1 << 48) - 1)}
+        sources.append(kafka or ({"file": name} if name else None))
     return sources
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.checkpoint.record import SinkShare
     from penstock.config import Checkpoints
     from penstock.engine.attempt import Attempt
     from penstock.events import Events
@@ -54,7 +53,6 @@ class Observer:
         running: Callable[[], StreamingQuery | None],
         sums: Sums | None = None,
     ) -> None:
-        """`sums` counts the rows of each epoch: the plan is stateless, and its sink has an aside sink."""
         self._sums = sums
         self._query, self._positions, self._spark = query, tuple(positions), spark
         self._mode = str(checkpoints.mode)
@@ -170,7 +168,7 @@ _CLOSE_SECONDS = 5.0  # for a storage that hangs; the job's end does not wait fo
 _TIDY_EVERY = 20  # records between two listings
 
 Progress = Mapping[str, Any]
-Sums = Callable[["Sequence[SinkShare]", Progress], Mapping[str, Any]]
+Sums = Callable[[Any, Progress], Mapping[str, Any]]  # of the shares of an epoch's sinks, and Spark's report
 Measure = Callable[[], Alignment | None]
 
 

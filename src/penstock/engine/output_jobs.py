@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.contracts.sink import TRACE, TwoPhaseSink
+from penstock.contracts.sink import TRACE
 from penstock.engine import task
 from penstock.engine.checksum import rule_for, with_hashes
 from penstock.engine.task import Assignment, Route, Writing
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark import TaskContext
     from pyspark.sql import DataFrame
 
-    from penstock.contracts.sink import Aside, Committer, SinkScope, Writer, WriterScope
+    from penstock.contracts.sink import Aside, SinkScope, TwoPhaseSink
 
 
 Assign = Callable[[], Assignment]
@@ -54,8 +54,8 @@ class Jobs(Protocol):
         else is ready. `rule` is the one by which the rows are to be summed; None: the one that they call for."""
 
 
-class WithAside(TwoPhaseSink):
-    """A sink as its tasks get it, with the sink that takes what it refuses."""
+class WithAside:
+    """A sink as its tasks get it, with the sink `other` that takes what it refuses."""
 
     def __init__(self, sink: TwoPhaseSink, aside: Aside, other: TwoPhaseSink) -> None:
         self.sink, self.aside, self.other = sink, aside, other
@@ -65,14 +65,8 @@ class WithAside(TwoPhaseSink):
         shaped = self.sink.shape(frame.drop(*TRACE))
         return traced(shaped, self.aside.topic) if frame.isStreaming or TRACE[0] in frame.columns else shaped
 
-    def open_writer(self, scope: WriterScope) -> Writer:
-        raise NotImplementedError
 
-    def open_committer(self, scope: SinkScope) -> Committer:
-        raise NotImplementedError
-
-
-def with_aside(sinks: Mapping[str, TwoPhaseSink], uid: str, aside: Aside | None) -> TwoPhaseSink:
+def with_aside(sinks: Mapping[str, TwoPhaseSink], uid: str, aside: Aside | None) -> Any:
     return sinks[uid] if aside is None else WithAside(sinks[uid], aside, sinks[aside.uid])
 
 

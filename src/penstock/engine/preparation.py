@@ -113,8 +113,7 @@ class EpochOutputs:
         self._written: set[str] = set()
 
     def write(self, frame: DataFrame, uid: str, aside: Aside | None = None) -> None:
-        """Write `frame` into the sink named `uid`, once per epoch, and what it refuses `aside`. Returns when every task
-        has prepared."""
+        """Write `frame` into sink `uid`, and what it refuses `aside`, once per epoch. Returns when all is prepared."""
         if uid not in self._sinks:
             raise ConfigurationError(
                 f"The epoch writes to {uid!r}, which is not one of its sinks {sorted(self._sinks)}.",
@@ -138,16 +137,12 @@ class EpochOutputs:
                 raise fault from error
             raise
         self.committables.extend(committable(uid, answer) for answer in answers)
-        if aside is not None:
-            self._set_aside(aside, answers)
-        self.strays = self.strays or left_strays(answers, frame.sparkSession.sparkContext)
-
-    def _set_aside(self, aside: Aside, answers: Sequence[Answer]) -> None:
         refused = [{**answer, **answer["aside"]} for answer in answers if answer.get("aside", {}).get("rows")]
-        if self._attempt.replay is None:
-            rows = sum(answer["rows"] for answer in [*answers, *refused])
+        if aside is not None and self._attempt.replay is None:
+            rows = sum(answer["rows"] for answer in (*answers, *refused))
             aside.check(self.epoch, sum(answer["rows"] for answer in refused), rows)
-        self.committables.extend(committable(aside.uid, answer) for answer in refused)
+        self.committables.extend(committable(f"{uid}.aside", answer) for answer in refused)
+        self.strays = self.strays or left_strays(answers, frame.sparkSession.sparkContext)
 
     def execute_rest(self) -> None:
         """Run the plan if no output did: a stateful one not executed leaves a checkpoint that cannot restart."""

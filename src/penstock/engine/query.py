@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import FIRST, INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
-from penstock.checkpoint.record import SinkShare, sums_of
+from penstock.checkpoint.record import sums_of
 from penstock.contracts.plan import QueryPlan, QueryProgress
 from penstock.contracts.source import reader_name
 from penstock.deadline import Deadline
@@ -43,7 +43,7 @@ from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -470,13 +470,12 @@ def counting(plan: QueryPlan) -> Sums | None:
     """How the rows of `plan` are counted, from Spark's reports; None where nothing is set aside."""
     if plan.aside is None:
         return None
-    aside, names = plan.aside.uid, [uid or str(number) for number, uid in enumerate(plan.positions)]
-    why, filters = row_changes(plan.frame)
+    aside, (why, filters) = plan.aside.uid, row_changes(plan.frame)
+    names = [uid or str(number) for number, uid in enumerate(plan.positions)]
 
-    def sums(shares: Sequence[SinkShare], report: Mapping[str, Any]) -> Mapping[str, Any]:
+    def sums(shares: Any, report: Any) -> Mapping[str, Any]:
         read = [int(source["numInputRows"]) for source in report.get("sources") or ()]
-        known = len(read) == len(names) == len(set(names))
-        unknown = why or ("" if known else "Spark does not tell what each source has read")
-        return sums_of(shares, dict(zip(names, read, strict=False)), aside, unknown, filters)
+        known = dict(zip(names, read, strict=True)) if len(read) == len(names) == len(set(names)) else None
+        return sums_of(shares, known, aside, why, filters)
 
     return sums

@@ -247,7 +247,7 @@ def writer_task(
         if assignment.aside is not None:
             from penstock.engine.aside import sifting
 
-            sift = sifting(sink, scope, assignment, rule)
+            sift = sifting(sink, scope, assignment, assignment.aside, rule)
         result = write_rows(sink, scope, named, assignment.writing, rule, sift)
         yield answer_of(report(context, {**result, "of": assignment.of}))
 

@@ -28,7 +28,6 @@ from penstock.naming import check_name
 from penstock.progress import Progress, silent
 from penstock.sources.streams import as_source
 from penstock.spark.executors import check_executors, importable, writer_modules
-from penstock.spark.lane_plan import only_topic
 from penstock.spark.query import Lineage
 from penstock.spark.session import JobSession
 
@@ -182,8 +181,11 @@ class Job:
         by itself. None: as the job's `Checkpoints(latency=…)` says; 0: in epochs."""
         sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
         sinks = {uid: sink}
-        beside = None if aside is None else Aside(uid, str(aside_limit), only_topic(frame))
-        if aside is not None and beside is not None:
+        beside = None
+        if aside is not None:
+            read = [self._sources.get(name or "") for name in self._lineage.positions(frame)]
+            topics: list[str] = [*getattr(read[0], "topics", ())] if len(read) == 1 else []
+            beside = Aside(uid, str(aside_limit), topics[0] if len(topics) == 1 else None)
             aside.take_records()
             sinks[beside.uid] = aside
         body = write_as_it_is(uid, beside)

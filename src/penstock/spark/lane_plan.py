@@ -122,15 +122,8 @@ class _Walk:
     """One walk over an analysed plan. `stream` gives for a streaming leaf the plan to put there: the leaf's columns,
     with positions as the last `carried`."""
 
-    def __init__(
-        self,
-        spark: Any,
-        query: str,
-        stream: Callable[[Any], Any],
-        carried: int = len(POSITIONS),
-        real_time: bool = True,
-    ) -> None:
-        self._query, self._stream, self._carried, self._real_time = query, stream, carried, real_time
+    def __init__(self, spark: Any, query: str, stream: Callable[[Any], Any]) -> None:
+        self._query, self._stream, self.carried, self.real_time = query, stream, len(POSITIONS), True
         self._seq = spark._jvm.PythonUtils.toSeq
         self._logical = spark._jvm.org.apache.spark.sql.catalyst.plans.logical
         self.patterns = spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
@@ -151,7 +144,7 @@ class _Walk:
         self._nodes.append(node)
         if not children:
             plan = self._stream(node)
-            return plan, items(plan.output())[-self._carried :]
+            return plan, items(plan.output())[-self.carried :]
         if name == "Join":
             return self._join(node, children)
         if name == "Union":
@@ -189,7 +182,7 @@ class _Walk:
         if not all(child.isStreaming() for child in children):
             raise refusal(self._query, "a union with a frame that does not stream", "has no position for its rows")
         union = node.withNewChildren(self._seq([self._aligned(child, *self._carry(child)) for child in children]))
-        return union, items(union.output())[-self._carried :]
+        return union, items(union.output())[-self.carried :]
 
     def _refused(self, node: Any, name: str) -> RealTimeRefused:
         if name == "Repartition":
@@ -201,7 +194,7 @@ class _Walk:
 
     def _refuse_python(self, node: Any) -> None:
         udf = _find(node, lambda part: part.containsPattern(self.patterns.PYTHON_UDF()))
-        if udf is not None and self._real_time:
+        if udf is not None and self.real_time:
             raise refusal(self._query, f"the Python function {udf.name()}", _PYTHON)
 
     def changes(self, plan: Any) -> str:
@@ -216,19 +209,9 @@ class _Walk:
         return ""
 
 
-def only_topic(frame: DataFrame) -> str | None:
-    """The topic of all rows, where the plan reads one."""
-    leaves = [*streams_of(frame), None]
-    if len(leaves) != 2 or _kind(leaves[0]) != "StreamingRelationV2":
-        return None
-    topics = str(leaves[0].extraOptions().get("subscribe") or "").split(",")
-    return topics[0] if len(topics) == 1 and topics[0] else None
-
-
 def traced(frame: DataFrame, topic: str | None) -> DataFrame:
-    """A stream, or what was made of an epoch's rows of a traced one, with `TRACE` behind its columns; as it is where
-    one of its rows may be of several source rows. The first is a Kafka partition, shifted by 48 bits, and the offset;
-    the second a topic, or a file: text that costs every row, so it is null where all rows are of one `topic`."""
+    """A stream, or what was made of an epoch of a traced one, with `TRACE` behind its columns, if its rows are single
+    source rows: Kafka's partition, shifted by 48 bits, and offset; and a file or a topic, null where all have one."""
     from pyspark.sql import functions as f
 
     spark = frame.sparkSession
@@ -244,7 +227,8 @@ def traced(frame: DataFrame, topic: str | None) -> DataFrame:
         return rows.select("*", at.alias(TRACE[0]), name.alias(TRACE[1]))._jdf.queryExecution().analyzed()
 
     try:
-        walk = _Walk(spark, "", stream, len(TRACE), real_time=False)
+        walk = _Walk(spark, "", stream)
+        walk.carried, walk.real_time = len(TRACE), False
         return _frame(spark, walk.run(frame._jdf.queryExecution().analyzed()))
     except RealTimeRefused:  # it aggregates, joins two streams, or hands rows to a function as it likes
         return frame
@@ -285,8 +269,7 @@ def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
 
 
 def row_changes(frame: DataFrame) -> tuple[str, bool]:
-    """The first operator under which a row of a source is no row of the result, or several; and whether one leaves rows
-    out."""
+    """The first operator that makes no row, or several, of one; and whether one leaves rows out."""
     nodes, filters = [frame._jdf.queryExecution().analyzed()], False
     while nodes:
         node = nodes.pop()

@@ -381,14 +381,11 @@ def epoch_of(event: Event) -> dict[str, Any]:
         "commit_ms": commit,
     }
     return (
-        {
-            name: event.get(name)
-            for name in ("query", "epoch", "generation", "mode", "slowest", "why", "operators", "sums")
-        }
+        {name: event.get(name) for name in ("query", "epoch", "generation", "mode", "slowest", "why", "operators")}
         | {name: _number(event.get(name)) for name in ("bytes", "state_rows", "state_bytes", "skew")}
         | {"opened": opened, "ended": ended, "phases": phases, "total_ms": total or 0.0, "sinks": sinks}
         | {"outcome": event.get("outcome") or "complete", "rows": int(event.get("rows") or 0)}
-        | {"inflight_bytes": inflight or 0}
+        | {"inflight_bytes": inflight or 0, "sums": event.get("sums")}
     )
 
 

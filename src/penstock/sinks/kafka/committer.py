@@ -40,8 +40,7 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from penstock.checkpoint.decision import Committable, Outcome
@@ -80,10 +79,7 @@ def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
 class KafkaCommitter(Committer):
     """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation."""
 
-    def __init__(
-        self, client: TransactionClient, prefix: str, generation: int, rules: Callable[[], Mapping[str, Any]] = dict
-    ) -> None:
-        self.rules = cache(rules)  # type: ignore[method-assign]
+    def __init__(self, client: TransactionClient, prefix: str, generation: int) -> None:
         self._client, self._prefix, self._generation = client, prefix, generation
         # Another committer (the drainer's) commits some of these, so the oldest are dropped.
         self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -180,8 +180,9 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
         timeout = settings.transaction_seconds(self.transaction_timeout)
         connections = self._connections()
         client = TransactionClient(connections, transaction_timeout=timeout)
-        rules = partial(topic_rules, connections, self.topic)
-        return KafkaCommitter(client, self._prefix(scope), scope.generation, rules)
+        committer = KafkaCommitter(client, self._prefix(scope), scope.generation)
+        committer.rules = cache(partial(topic_rules, connections, self.topic))  # type: ignore[method-assign]
+        return committer
 
     def open_lanes(self, scope: SinkScope, query: str) -> KafkaLanes:
         from penstock.sinks.kafka.lanes import KafkaLanes
@@ -260,19 +261,13 @@ def read_limits(connections: Connections, topic: str | None) -> Limits:
 
 def topic_rules(connections: Connections, topic: str | None) -> dict[str, Any]:
     """What a topic takes, as far as this user may read it: rows with a key only, and batches of so many bytes."""
-    if topic is None:
-        return {}
-
-    def ask(admin: Any) -> dict[str, Any]:
-        names = ["cleanup.policy", "max.message.bytes"]
-        answer = admin.describe_configs([kafka_python().ConfigResource("TOPIC", topic, names)], config_filter="all")
-        return dict(next(iter(next(iter(answer.values())).values())))
-
+    resource = kafka_python().ConfigResource("TOPIC", topic or "", ["cleanup.policy", "max.message.bytes"])
     try:
-        known = connections.ask(ask, Deadline(10.0))
+        answer = connections.ask(lambda admin: admin.describe_configs([resource], config_filter="all"), Deadline(10.0))
+        known = next(iter(next(iter(answer.values())).values()))
         compacted = "compact" in known["cleanup.policy"]["value"]
         return {"rules": {"keyed": compacted, "most": int(known["max.message.bytes"]["value"])}}
-    except (kafka_python().errors.KafkaError, KeyError):
+    except (kafka_python().errors.KafkaError, KeyError):  # also where the rows name their topics
         return {}
 
 

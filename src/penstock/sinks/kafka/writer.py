@@ -13,8 +13,6 @@ from penstock.sinks.kafka.pool import POOL, Key, Pool
 from penstock.sinks.kafka.producer import Producer, plain, spans
 from penstock.sinks.kafka.sink import ACCEPTED
 
-_AROUND = 90  # bytes of a batch and of the one row in it, beside the row's own
-
 
 class KafkaWriter(Writer):
     """Opening takes a producer and begins; the broker learns of the transaction with the first row.
@@ -40,18 +38,15 @@ class KafkaWriter(Writer):
         self._guarded(lambda producer: producer.send(columns, self._topic))
 
     def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
-        """A row is as large as its key and value, and what Kafka puts around a row that is alone."""
-        columns = {name: plain(batch.column(name)) for name in ("value", "key", "topic") if name in batch.schema.names}
-        sizes = sum(spans(columns[name])[1] for name in ("value", "key") if name in columns)
+        """A row is as large as its key and value, and up to 90 bytes that Kafka puts around a row that is alone."""
+        columns = {name: plain(batch.column(name)) for name in ("value", "key") if name in batch.schema.names}
+        sizes = sum(spans(column)[1] for column in columns.values())
         client = int(dict(self._key.settings)["message.max.bytes"])
-        most = min(client, self._rules.get("most", client) - _AROUND)
+        most = min(client, self._rules.get("most", client) - 90)
         broken = [(sizes > most, f"the row is larger than the {most:,} bytes that the topic takes")]
-        for name, wanted, reason in (
-            ("key", self._rules.get("keyed"), "the topic is compacted and takes no row without a key"),
-            ("topic", self._topic is None, "the row names no topic"),
-        ):
-            if wanted and name in columns:
-                broken.append((columns[name].is_null().to_numpy(zero_copy_only=False), reason))
+        if self._rules.get("keyed") and "key" in columns:
+            null = columns["key"].is_null().to_numpy(zero_copy_only=False)
+            broken.append((null, "the topic is compacted and takes no row without a key"))
         return first_reasons(broken)
 
     def pre_commit(self) -> Mapping[str, Any]:

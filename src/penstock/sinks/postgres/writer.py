@@ -217,8 +217,6 @@ class PostgresWriter(Writer):
         if self._rows >= _ROWS or self._bytes >= _BYTES:
             self._load()
 
-    can_try = True
-
     def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
         """What columns show. `try_write` would find these rows, too, with up to a hundred statements for each."""
         if self._schema is None:
