@@ -233,8 +233,7 @@ def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
 
 
 def sums_of(sinks: Iterable[SinkShare], read: Any, aside: str, why: str, filters: bool) -> dict[str, Any]:
-    """`in`, by source, `out`, by sink, `aside` and `filtered`, which add up. Instead of the first and the last,
-    `not_countable`: why the plan (`why`), or Spark's count, does not allow it. `filters`: the plan leaves rows out."""
+    """`in`, `out`, `aside` and `filtered`, which add up, or `not_countable`. `filters`: the plan leaves rows out."""
     rows = {share.sink: share.rows for share in sinks}
     sums: dict[str, Any] = {"aside": rows.pop(aside, 0), "out": rows}
     filtered = sum((read or {}).values()) - sum(rows.values()) - sums["aside"]

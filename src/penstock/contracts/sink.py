@@ -94,13 +94,11 @@ class Writer(ABC):
         """Take rows. May buffer; must not make anything visible."""
 
     def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
-        """With `aside`, asked before `write`: by index, the rows that the target can never take, and why. The same for
-        the same rows. What it does not find stops the job, unless `try_write` does."""
+        """With `aside`, asked before `write`: by index, the rows that the target can never take, and why."""
         return {}
 
     def try_write(self, batches: Sequence[pa.RecordBatch]) -> str | None:
-        """With `aside`: write these rows, in the target and not only in a buffer. Where it refuses one of them, take
-        them all back and return why. Raise what is no row's fault."""
+        """With `aside`: write these rows to the target. If it refuses one, take all back and return why; else None."""
         raise NotImplementedError
 
     @abstractmethod
@@ -245,8 +243,7 @@ REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Aside:
-    """Where rows go that sink `of` refuses. Of an epoch at most `limit`: a share (`"1%"`), a number, which is 10,000
-    unless it is given, or both (`"1%, 500"`). `topic` is that of all rows, where the plan reads only one."""
+    """Where rows go that sink `of` refuses, at most `limit` of an epoch. `topic`: of all rows, if there is but one."""
 
     of: str
     limit: str

@@ -46,8 +46,7 @@ def sifting(sink: Any, scope: WriterScope, assignment: Assignment, to: Assignmen
 
 
 class Sifter:
-    """The way of one task's rows into a sink and its aside sink. A sink is None where its rows are only summed;
-    `decided` is what was refused in the decision that a replay must equal."""
+    """A task's rows on their way into two sinks; one is None if its rows are only summed. `decided`: by a replay."""
 
     def __init__(self, main: Into, aside: Aside, other: Into, decided: Refused | None, rule: int) -> None:
         (sink, self._scope), (self._aside_sink, self._aside_scope) = main, other

@@ -207,8 +207,7 @@ def with_plain_names(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the writers of one output do in one attempt at an epoch; `aside`: and those of its aside sink. `refused` is
-    what a decided epoch has set aside, None where nothing is decided yet."""
+    """What the writers of one output, and its `aside`, do in one attempt. `refused`: what a decided epoch set aside."""
 
     scope: SinkScope
     epoch: int

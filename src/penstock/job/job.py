@@ -173,9 +173,8 @@ class Job:
     ) -> None:
         """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own.
 
-        `aside` takes the rows that `sink` refuses, each as JSON with the reason, under the same decision, as the sink
-        `UID.aside`. An epoch with more of them than `aside_limit`, a share (`"1%"`), a number, or both (`"1%, 500"`),
-        stops the job.
+        `aside` takes the rows that `sink` refuses, as JSON with the reason, under the same decision; its uid is
+        `UID.aside`. More than `aside_limit` of an epoch, a share, a number or both (`"1%, 500"`), stop the job.
 
         `latency`, such as `"20ms"`, runs it in real time: rows become visible about this often, each source partition
         by itself. None: as the job's `Checkpoints(latency=…)` says; 0: in epochs."""
