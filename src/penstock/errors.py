@@ -138,6 +138,10 @@ class ValueTooLarge(DataError):
     """A row larger than the target accepts."""
 
 
+class AsideLimitExceeded(DataError):
+    """An epoch would set aside more rows than `aside_limit` allows. Nothing was decided."""
+
+
 class LedgerError(PenstockError):
     """The ledger could not be read or written."""
 

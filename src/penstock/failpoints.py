@@ -45,6 +45,7 @@ POINTS: dict[str, str] = {
     # one writer, in a task's Python process
     "task.opened": "worker",  # transaction open, no row written
     "task.written": "worker",  # all rows handed over, not flushed
+    "task.sifted": "aside",  # refused rows found, the sink prepared, its aside sink not
     "task.prepared": "worker",  # flushed and prepared, not reported
     # the in-flight log, where there is one
     "task.logged": "worker",  # rows durable in the log, nothing reported

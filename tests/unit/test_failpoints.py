@@ -95,7 +95,7 @@ def test_several_entries_with_spaces_and_empty_ones() -> None:
 
 def test_every_point_of_the_table_can_be_named() -> None:
     assert set(parse(";".join(f"{name}=crash" for name in POINTS))) == set(POINTS)
-    assert set(POINTS.values()) == {"driver", "worker", "savepoint", "restore", "receiver", "power", "lanes"}
+    assert set(POINTS.values()) == {"driver", "worker", "aside", "savepoint", "restore", "receiver", "power", "lanes"}
 
 
 def test_a_crash_is_sigkill() -> None:

@@ -144,6 +144,7 @@ class CheckpointRecord:
     state: tuple[OperatorState, ...] | None = None
     alignment: Alignment | None = None
     why: str | None = None
+    sums: Mapping[str, Any] | None = None  # of a query with an aside sink, see `sums_of`
 
     @property
     def total_ms(self) -> float:
@@ -187,6 +188,7 @@ class CheckpointRecord:
             "read_ms": self.read_ms,
             "bytes": sum(size or 0 for size in sizes) if sizes and None not in sizes else None,
             "sinks": [dataclasses.asdict(share) for share in self.sinks],
+            "sums": self.sums,
             "operators": None if self.state is None else [dataclasses.asdict(operator) for operator in self.state],
         }
 
@@ -196,7 +198,8 @@ class CheckpointRecord:
         return layout.record_file(self.epoch, None if self.outcome == COMPLETE else round(self.opened * 1000))
 
     def to_bytes(self) -> bytes:
-        return seal(_KIND, dataclasses.asdict(self))
+        body = dataclasses.asdict(self)
+        return seal(_KIND, {name: value for name, value in body.items() if name != "sums" or value is not None})
 
     @classmethod
     def of(cls, data: bytes, where: str) -> CheckpointRecord:
@@ -227,6 +230,16 @@ def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
         rows = sum(writer.rows for writer in writers)
         shares.append(SinkShare(sink, rows, len(writers), sum(sizes) if known else None))
     return tuple(shares)
+
+
+def sums_of(sinks: Iterable[SinkShare], read: Any, aside: str, why: str, filters: bool) -> dict[str, Any]:
+    """`in`, `out`, `aside` and `filtered`, which add up, or `not_countable`. `filters`: the plan leaves rows out."""
+    rows = {share.sink: share.rows for share in sinks}
+    sums: dict[str, Any] = {"aside": rows.pop(aside, 0), "out": rows}
+    filtered = sum((read or {}).values()) - sum(rows.values()) - sums["aside"]
+    if not why and (read is None or filtered < 0 or (filtered and not filters)):
+        why = f"Spark has counted {sum((read or {}).values()):,} rows read"
+    return {**sums, "not_countable": why} if why else {"in": dict(read or {}), **sums, "filtered": filtered}
 
 
 def records(storage: Storage) -> list[CheckpointRecord]:

@@ -98,7 +98,9 @@ def columns_of(job: Job) -> dict[str, Any]:
 
     columns: dict[str, Any] = {}
     for plan in job._plans.values():
-        for uid, sink in plan.sinks.items() if plan.as_it_is else ():
+        if plan.aside is not None:
+            columns[plan.aside.uid] = [pa.field("value", pa.string(), nullable=False)]
+        for uid, sink in list(plan.sinks.items())[:1] if plan.as_it_is else ():
             fields, before = sink.shape(plan.frame).schema.fields, plan.frame.schema.fields
             if [field.dataType for field in fields] == [field.dataType for field in before]:
                 columns[uid] = [pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC"), f.nullable) for f in fields]

@@ -74,7 +74,7 @@ def _query_facts(query: Mapping[str, Any]) -> dict[str, Any]:
     """Raises for facts of a type that cannot be shown."""
     since = query["phase_since"]
     more = {"phase_ms": None if since is None else max(0, now_ms() - since), "committed": query.get("committed")}
-    facts = {name: query[name] for name in _FACTS} | more
+    facts = {name: query[name] for name in _FACTS} | more | {"sums": query.get("sums")}
     _query_row(facts)
     return facts
 
@@ -88,6 +88,8 @@ def render(output: Output, job: JobFacts) -> None:
     if job.queries:
         output.table(f"Queries of {entry.name}", [_query_row(query) for query in job.queries])
     for query in job.queries or ():
+        if sums := query["sums"]:
+            output.line(f"{query['uid']}, newest epoch: {'; '.join(f'{name} {rows}' for name, rows in sums.items())}")
         if query["error"]:
             output.line(f"{query['uid']}: {query['error']}")
     error = entry.error or {}

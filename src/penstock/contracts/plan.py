@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.spark_log import Barrier
     from penstock.contracts.guarantees import Link
-    from penstock.contracts.sink import TwoPhaseSink
+    from penstock.contracts.sink import Aside, TwoPhaseSink
 
 
 class Outputs(Protocol):
@@ -22,7 +22,7 @@ class Outputs(Protocol):
 
     epoch: int
 
-    def write(self, frame: DataFrame, uid: str) -> None: ...
+    def write(self, frame: DataFrame, uid: str, aside: Aside | None = None) -> None: ...
 
 
 Body = Callable[["DataFrame", Outputs], None]  # with an epoch: call `outputs.write` for each sink
@@ -40,6 +40,7 @@ class QueryPlan:
     options: Mapping[str, str] = field(default_factory=dict)
     as_it_is: bool = False  # its body writes the frame into the one sink, and does nothing else
     latency: float = 0.0  # seconds between the commits of a lane; 0: micro-batches
+    aside: Aside | None = None  # of its one sink; the sink behind it is in `sinks`, too
 
     @property
     def bounded(self) -> bool:

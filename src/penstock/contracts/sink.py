@@ -10,15 +10,16 @@ a `Committer`; the two share only the committables that writers return, because 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.deadline import Deadline
-from penstock.errors import ConfigurationError, PreCommitFailed, SchemaMismatch
+from penstock.errors import AsideLimitExceeded, ConfigurationError, PreCommitFailed, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,6 +95,14 @@ class Writer(ABC):
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows. May buffer; must not make anything visible."""
 
+    def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
+        """With `aside`, asked before `write`: by index, the rows that the target can never take, and why."""
+        return {}
+
+    def try_write(self, batches: Sequence[pa.RecordBatch]) -> str | None:
+        """With `aside`: write these rows to the target. If it refuses one, take all back and return why; else None."""
+        raise NotImplementedError
+
     @abstractmethod
     def pre_commit(self) -> Mapping[str, Any]:
         """Flush and prepare: afterwards a commit can only fail if the other system loses the prepared rows. Returns the
@@ -114,6 +123,10 @@ class Committer(ABC):
     def hints(self) -> Mapping[str, Any]:
         """Information for this epoch's writers; travels to every task, so keep it small. An epoch waits for it: return
         what is known, and spend seconds at most on asking the other system. A writer must work without it."""
+        return {}
+
+    def rules(self) -> Mapping[str, Any]:
+        """With `aside`, added to the hints: what `Writer.unfit` must know of the target. Keep the answer."""
         return {}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
@@ -200,6 +213,12 @@ class TwoPhaseSink(Sink):
     def resolve(self, kept: Storage | None, after: BaseException | None) -> None:
         """As `Source.resolve`; also in each epoch, after `shape`, with no folder."""
 
+    def take_records(self) -> None:
+        """Raise unless a writer takes batches of one column `value` of JSON texts, as for an aside sink."""
+        from pyspark.sql.types import StringType, StructType
+
+        self.fit(StructType().add("value", StringType(), nullable=False))
+
     def redirected(self, suffix: str) -> TwoPhaseSink:
         """The same sink with another output: a topic, table or folder with `suffix` behind its name. For a fork of a
         job, which must not write to the job's output."""
@@ -222,6 +241,47 @@ class TwoPhaseSink(Sink):
         return CommittingWriter(self, scope)
 
 
+TRACE = ("__penstock_at", "__penstock_from")  # where a row comes from, see `penstock.spark.lane_plan.traced`
+#: In the payload of an aside sink's committable: by reason, the hash of each row and its place among equal ones.
+REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Where rows go that sink `of` refuses, at most `limit` of an epoch. `topic`: of all rows, if there is but one."""
+
+    of: str
+    limit: str
+    topic: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\d+(\.\d+)?%|\d+)(, *(\d+(\.\d+)?%|\d+))?", self.limit):
+            raise ConfigurationError(
+                f"aside_limit={self.limit!r} is no limit of rows.",
+                to_do="write a share of an epoch's rows such as '1%', a number of rows such as 500, or '1%, 500'.",
+            )
+
+    @property
+    def uid(self) -> str:
+        return f"{self.of}.aside"
+
+    def check(self, epoch: int, refused: int, rows: int | None = None) -> None:
+        """`AsideLimitExceeded` for too many, of so many if that is known. A share never means less than one row."""
+        parts = self.limit.replace(" ", "").split(",")
+        most = [min((int(part) for part in parts if part.isdigit()), default=10_000)]
+        most += [
+            max(1, int(rows * float(part[:-1]) / 100)) for part in parts if part.endswith("%") and rows is not None
+        ]
+        if refused > min(most):
+            of = "" if rows is None else f" of {rows:,}"
+            raise AsideLimitExceeded(
+                f"Epoch {epoch} would set aside {refused:,}{of} rows that sink {self.of!r} refuses, and aside_limit"
+                f" allows {self.limit}.",
+                safe="nothing of this epoch is visible, in neither sink; it replays from the same positions.",
+                to_do="run with a higher aside_limit to see what the sink refuses; correct the program or the target.",
+            )
+
+
 class Columns:
     """What `shape` may ask of a frame that is out of reach. A column that Spark would have to change is refused."""
 
@@ -242,6 +302,11 @@ class Columns:
 
 def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+def first_reasons(rules: Iterable[tuple[Any, str]]) -> dict[int, str]:
+    """What `Writer.unfit` returns, from arrays of numpy's that are true where a row breaks a rule, with the reasons."""
+    return {int(index): reason for broken, reason in reversed([*rules]) for index in broken.nonzero()[0]}
 
 
 _COMMIT_SECONDS = 60.0

@@ -46,6 +46,7 @@ class Attempt:
     precommit_ms: float | None = None
     commit_ms: float | None = None
     committables: tuple[Committable, ...] = ()
+    once: bool = True  # Spark has run its plan once, so that its counts are those of the rows
     logged: bool = False  # went into the in-flight log, not at once into its sinks
     inflight_bytes: int = 0
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import MODULO as MODULO
 from penstock.checkpoint.decision import Committable
+from penstock.contracts.sink import TRACE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,8 +46,9 @@ def with_hashes(frame: DataFrame, rule: int) -> DataFrame:
     from pyspark.sql import functions as f
 
     hashable = _flatly if rule == FLAT else _inside_out
-    columns = [hashable(f.col(_quoted(field.name)), field.dataType) for field in frame.schema.fields]
-    nulls = [f.col(_quoted(field.name)).isNull() for field in frame.schema.fields if field.nullable]
+    fields = [field for field in frame.schema.fields if field.name not in TRACE]
+    columns = [hashable(f.col(_quoted(field.name)), field.dataType) for field in fields]
+    nulls = [f.col(_quoted(field.name)).isNull() for field in fields if field.nullable]
     return frame.withColumn(HASH_COLUMN, f.xxhash64(*columns, *nulls))
 
 

@@ -245,7 +245,7 @@ class Coordinator:
         self.gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
         mode = Mode.EXACTLY_ONCE if replay is not None else Mode(self._limits.mode)
-        done = False
+        done, before = False, self._attempts
         while not done:
             self._attempts += 1
             self._attempt = attempt = Attempt(
@@ -259,6 +259,7 @@ class Coordinator:
                 replay=replay,
                 direct=mode is Mode.AT_LEAST_ONCE,
                 shares=shares,
+                once=self._attempts == before + 1,
             )
             done = self._exactly_once(attempt) if mode is Mode.EXACTLY_ONCE else self._weaker(attempt, mode)
         self.completed, self._run.next_epoch = epoch, epoch + 1
@@ -422,6 +423,7 @@ class Coordinator:
         rows = prepared.committables if attempt.shares is None else attempt.shares
         if prepared.strays:
             self._stragglers.expect(logs=True)
+        attempt.once &= not prepared.strays
         seconds = attempt.seconds
         attempt.committables, attempt.precommit_ms = rows, round(seconds * 1000, 2)
         self._emit_rows("precommitted", attempt.epoch, rows, seconds=round(seconds, 4))

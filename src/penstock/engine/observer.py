@@ -51,7 +51,9 @@ class Observer:
         checkpoints: Checkpoints,
         events: Events,
         running: Callable[[], StreamingQuery | None],
+        sums: Sums | None = None,
     ) -> None:
+        self._sums = sums
         self._query, self._positions, self._spark = query, tuple(positions), spark
         self._mode = str(checkpoints.mode)
         self._measure: Measure | None = None
@@ -61,6 +63,7 @@ class Observer:
             storage,
             keep=checkpoints.num_retained + LOOK_BACK,
             progress=self._progress,
+            sums=sums,
             recorded=lambda record: events.emit("checkpoint", **(record.summary() | record.extent())),
         )
 
@@ -94,6 +97,7 @@ class Observer:
             sinks=shares_of(attempt.committables),
             inflight_bytes=attempt.inflight_bytes,
             positions=self._positions_at(attempt),
+            sums=None if self._sums is None or attempt.once else self._sums(shares_of(attempt.committables), {}),
         )
         self._recorder.add(record, alignment if error is None else None)
 
@@ -102,7 +106,7 @@ class Observer:
 
     def _progress(self, epoch: int) -> Mapping[str, Any] | None:
         """Spark's report. That of a query without state says nothing that is asked for, so one is enough."""
-        if self._stateless:
+        if self._stateless and self._sums is None:
             return _STATELESS
         stream = self._running()
         report = {} if stream is None else progress_of(stream, epoch)
@@ -164,6 +168,7 @@ _CLOSE_SECONDS = 5.0  # for a storage that hangs; the job's end does not wait fo
 _TIDY_EVERY = 20  # records between two listings
 
 Progress = Mapping[str, Any]
+Sums = Callable[[Any, Progress], Mapping[str, Any]]  # of the shares of an epoch's sinks, and Spark's report
 Measure = Callable[[], Alignment | None]
 
 
@@ -180,7 +185,9 @@ class Recorder:
         keep: int = 1 + LOOK_BACK,
         progress: Callable[[int], Progress | None] = lambda epoch: {},
         recorded: Callable[[CheckpointRecord], None] = lambda record: None,
+        sums: Sums | None = None,
     ) -> None:
+        self._sums = sums
         self._storage, self._keep = storage, max(1, keep)
         self._progress, self._recorded = progress, recorded
         self._queue: queue.Queue[tuple[CheckpointRecord, Measure | None] | None] = queue.Queue()
@@ -216,7 +223,7 @@ class Recorder:
     def _work(self) -> None:
         while (waiting := self._queue.get()) is not None:
             record, measure = waiting
-            record = replace(record, alignment=self._measured(record, measure), state=self._state(record))
+            record = self._reported(replace(record, alignment=self._measured(record, measure)))
             self._write(record)
             try:
                 self._recorded(record)
@@ -230,19 +237,20 @@ class Recorder:
             self._complain("measure", f"the alignment of epochs could not be measured: {error!r}")
             return None
 
-    def _state(self, record: CheckpointRecord) -> tuple[OperatorState, ...] | None:
+    def _reported(self, record: CheckpointRecord) -> CheckpointRecord:
         if record.outcome != COMPLETE:
-            return record.state
+            return record
         patience = Deadline(_REPORT_SECONDS)
         try:
             while (report := self._progress(record.epoch)) is None:
                 if self._closing.is_set() or patience.passed():
-                    return record.state
+                    return record
                 self._closing.wait(_POLL_SECONDS)
-            return state_sizes(report) if report else record.state
+            sums = record.sums if self._sums is None or record.sums else self._sums(record.sinks, report)
+            return replace(record, state=state_sizes(report) if report else record.state, sums=sums)
         except Exception as error:
             self._complain("state", f"the sizes of state could not be read: {error!r}")
-            return record.state
+            return record
 
     def _write(self, record: CheckpointRecord) -> None:
         try:

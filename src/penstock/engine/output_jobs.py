@@ -20,19 +20,22 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.contracts.sink import TRACE
 from penstock.engine import task
 from penstock.engine.checksum import rule_for, with_hashes
 from penstock.engine.task import Assignment, Route, Writing
 from penstock.errors import PreCommitFailed, StrayTask
+from penstock.spark.lane_plan import traced
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import TaskContext
     from pyspark.sql import DataFrame
 
-    from penstock.contracts.sink import SinkScope, TwoPhaseSink
+    from penstock.contracts.sink import Aside, SinkScope, TwoPhaseSink
 
 
 Assign = Callable[[], Assignment]
@@ -49,6 +52,22 @@ class Jobs(Protocol):
     def run(self, frame: DataFrame, sink: TwoPhaseSink, assign: Assign, rule: int | None) -> list[Answer]:
         """Run the tasks that write `frame` into `sink`, once, and give what each reported. `assign` is called when all
         else is ready. `rule` is the one by which the rows are to be summed; None: the one that they call for."""
+
+
+class WithAside:
+    """A sink as its tasks get it, with the sink `other` that takes what it refuses."""
+
+    def __init__(self, sink: TwoPhaseSink, aside: Aside, other: TwoPhaseSink) -> None:
+        self.sink, self.aside, self.other = sink, aside, other
+
+    def shape(self, frame: DataFrame) -> DataFrame:
+        """The sink's, with `TRACE` where the plan carries it."""
+        shaped = self.sink.shape(frame.drop(*TRACE))
+        return traced(shaped, self.aside.topic) if frame.isStreaming or TRACE[0] in frame.columns else shaped
+
+
+def with_aside(sinks: Mapping[str, TwoPhaseSink], uid: str, aside: Aside | None) -> Any:
+    return sinks[uid] if aside is None else WithAside(sinks[uid], aside, sinks[aside.uid])
 
 
 class RowSizes:
@@ -132,7 +151,7 @@ _FEW = 32  # writers
 
 def to_text(assignment: Assignment) -> str:
     """As it travels to the tasks, versioned."""
-    scope, writing = assignment.scope, assignment.writing
+    scope, writing, to = assignment.scope, assignment.writing, assignment.aside
     text = json.dumps(
         {
             "version": VERSION,
@@ -143,6 +162,8 @@ def to_text(assignment: Assignment) -> str:
             "log": writing.log,
             "seconds": writing.seconds,
             "hints": dict(assignment.hints),
+            "aside": None if to is None else [to.scope.uid, to.writing.route.value, dict(to.hints)],
+            "refused": assignment.refused,
         },
         separators=(",", ":"),
     )
@@ -162,13 +183,17 @@ def from_text(text: str | None, scope: SinkScope, batch: str | None) -> Assignme
         generation, epoch, attempt = body["of"]
         writing = Writing(Route(body["route"]), body["log"], body["seconds"])
         named, hints = (body["job"], body["uid"], generation), body["hints"]
+        other = None
+        if body["aside"] is not None:
+            uid, route, more = body["aside"]
+            other = Assignment(replace(scope, uid=uid), epoch, attempt, Writing(Route(route)), more)
     except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise _stray(scope, f"cannot read its assignment ({type(error).__name__})") from None
     if named != (scope.job, scope.uid, scope.generation):
         raise _stray(scope, f"has the assignment of sink {named[1]!r}, run {named[2]}, of job {named[0]!r}")
     if batch != str(epoch):
         raise _stray(scope, f"runs for batch {batch}, but its assignment is for epoch {epoch}")
-    return Assignment(scope, epoch, attempt, writing, hints)
+    return Assignment(scope, epoch, attempt, writing, hints, other, body["refused"])
 
 
 def _stray(scope: SinkScope, why: str) -> StrayTask:

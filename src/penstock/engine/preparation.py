@@ -6,14 +6,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.checkpoint.decision import Committable
-from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink
+from penstock.contracts.sink import REFUSED, Aside, Committer, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Watchdog
+from penstock.engine.output_jobs import with_aside
 from penstock.engine.task import Assignment, Route, Writing, attempt_of, committable
 from penstock.engine.watermark import forget_ids
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
@@ -60,11 +62,21 @@ class Assignments:
         self._job, self._attempt, self._only = job, attempt, only
         self._committers, self._inflight = committers, inflight
 
-    def of(self, uid: str) -> Assignment:
+    def of(self, uid: str, aside: Aside | None = None) -> Assignment:
         """Asked when the output is about to run: an epoch that has taken long leaves less time for the sink."""
         attempt, (writing, hints) = self._attempt, self._route(uid)
         scope = SinkScope(self._job, uid, attempt.generation)
-        return Assignment(scope, attempt.epoch, attempt.number, writing, hints)
+        assignment = Assignment(scope, attempt.epoch, attempt.number, writing, hints)
+        if aside is None:
+            return assignment
+        if attempt.replay is None:
+            hints |= self._committers[uid].rules()
+            return replace(assignment, aside=self.of(aside.uid))
+        refused: dict[str, list[Sequence[int]]] = {}
+        for item in attempt.replay.decision.committables:
+            for why, rows in item.payload.get(REFUSED, {}).items() if item.sink == aside.uid else ():
+                refused.setdefault(why, []).extend(rows)
+        return replace(assignment, aside=self.of(aside.uid), refused=refused)
 
     def _route(self, uid: str) -> tuple[Writing, dict[str, Any]]:
         """The route and the hints. An epoch that can go by the in-flight log does not wait for a sink that is away."""
@@ -101,8 +113,8 @@ class EpochOutputs:
         self._attempt, self._sinks = attempt, sinks
         self._written: set[str] = set()
 
-    def write(self, frame: DataFrame, uid: str) -> None:
-        """Write `frame` into the sink named `uid`, once per epoch. Returns when every task has prepared."""
+    def write(self, frame: DataFrame, uid: str, aside: Aside | None = None) -> None:
+        """Write `frame` into sink `uid`, and what it refuses `aside`, once per epoch. Returns when all is prepared."""
         if uid not in self._sinks:
             raise ConfigurationError(
                 f"The epoch writes to {uid!r}, which is not one of its sinks {sorted(self._sinks)}.",
@@ -118,13 +130,19 @@ class EpochOutputs:
         self._written.add(uid)
         try:
             rule = self._attempt.rules.get(uid)
-            answers = self._attempt.jobs.run(frame, self._sinks[uid], lambda: self.assignments.of(uid), rule)
+            sink = with_aside(self._sinks, uid, aside)
+            answers = self._attempt.jobs.run(frame, sink, lambda: self.assignments.of(uid, aside), rule)
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
             if (fault := fault_in(str(error))) is not None:
                 raise fault from error
             raise
         self.committables.extend(committable(uid, answer) for answer in answers)
+        refused = [{**answer, **answer["aside"]} for answer in answers if answer.get("aside", {}).get("rows")]
+        if aside is not None and self._attempt.replay is None:
+            rows = sum(answer["rows"] for answer in (*answers, *refused))
+            aside.check(self.epoch, sum(answer["rows"] for answer in refused), rows)
+        self.committables.extend(committable(f"{uid}.aside", answer) for answer in refused)
         self.strays = self.strays or left_strays(answers, frame.sparkSession.sparkContext)
 
     def execute_rest(self) -> None:
@@ -133,9 +151,9 @@ class EpochOutputs:
             self._attempt.frame.write.format("noop").mode("overwrite").save()
 
 
-def write_as_it_is(uid: str) -> Body:
+def write_as_it_is(uid: str, aside: Aside | None = None) -> Body:
     """The body of a query that writes its rows into sink `uid`, and does nothing else."""
-    return lambda frame, outputs: outputs.write(frame, uid)
+    return lambda frame, outputs: outputs.write(frame, uid, *([aside] if aside else []))
 
 
 class Epoch:

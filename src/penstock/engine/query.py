@@ -7,10 +7,11 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import FIRST, INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
+from penstock.checkpoint.record import sums_of
 from penstock.contracts.plan import QueryPlan, QueryProgress
 from penstock.contracts.source import reader_name
 from penstock.deadline import Deadline
@@ -18,7 +19,7 @@ from penstock.engine import streaming
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.inflight import InFlight
 from penstock.engine.lane_set import end_lanes
-from penstock.engine.observer import Observer
+from penstock.engine.observer import Observer, Sums
 from penstock.engine.positions import Inputs
 from penstock.engine.steering import cut_final, final_epoch, is_due, not_held, refuse_drained
 from penstock.engine.streaming import with_verification
@@ -26,6 +27,7 @@ from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.logs import bound
 from penstock.savepoints.savepoint import HeldQuery
 from penstock.spark.executors import fault_in
+from penstock.spark.lane_plan import row_changes
 from penstock.spark.query import (
     Liveness,
     RunningQuery,
@@ -304,7 +306,7 @@ class QueryRunner:
         storage = storage_at(self.checkpoint, self._spark)
         inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
         common = (self._spark, storage_at(self.folder, self._spark), self._checkpoints, self._events)
-        observer = Observer(plan.uid, plan.positions, *common, self._reporting)
+        observer = Observer(plan.uid, plan.positions, *common, self._reporting, counting(plan))
         self._coordinator = coordinator = self._new_coordinator(plan, inputs, observer)
         try:
             keeps_state = lambda: plan_operators(plan.frame, plan.output_mode)  # noqa: E731
@@ -470,3 +472,18 @@ class QueryRunner:
         limits = self._checkpoints
         retained = max(limits.retained, limits.num_retained)
         return ledger_at(location, self._spark, retained=retained, trusted=limits.trusted_schemes)
+
+
+def counting(plan: QueryPlan) -> Sums | None:
+    """How the rows of `plan` are counted, from Spark's reports; None where nothing is set aside."""
+    if plan.aside is None:
+        return None
+    aside, (why, filters) = plan.aside.uid, row_changes(plan.frame)
+    names = [uid or str(number) for number, uid in enumerate(plan.positions)]
+
+    def sums(shares: Any, report: Any) -> Mapping[str, Any]:
+        read = [int(source["numInputRows"]) for source in report.get("sources") or ()]
+        known = dict(zip(names, read, strict=True)) if len(read) == len(names) == len(set(names)) else None
+        return sums_of(shares, known, aside, why, filters)
+
+    return sums

@@ -20,9 +20,10 @@ from penstock.checkpoint import layout
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.contracts.source import EpochRead
 from penstock.engine.checksum import rule_for, rules_of, with_hashes
-from penstock.engine.output_jobs import Jobs, Planned, planned_task
+from penstock.engine.output_jobs import Jobs, Planned, planned_task, with_aside
 from penstock.engine.task import RESULT_SCHEMA, with_plain_names
 from penstock.errors import ConfigurationError
+from penstock.spark.lane_plan import traced
 from penstock.spark.query import plan_with, short_text, source_folders
 from penstock.spark.session import apply_checksum_files
 from penstock.spark.status import operators_of
@@ -79,7 +80,7 @@ def start(
         except AnalysisException:
             pass  # Spark takes the plan without the writer, or says why not
     try:
-        return started(plan.frame)
+        return started(plan.frame if plan.aside is None else traced(plan.frame, plan.aside.topic))
     except AnalysisException as error:
         planned_otherwise()
         raise ConfigurationError(
@@ -126,11 +127,12 @@ def planned_once(job: str, plan: QueryPlan, generation: int, replay: Replay | No
     of that kind. `replay` is what recovery hands over to the first epoch."""
     from pyspark.errors import AnalysisException
 
-    if not plan.as_it_is or len(plan.sinks) != 1:
+    if not plan.as_it_is or len(plan.sinks) != 1 + (plan.aside is not None):
         return None
-    ((uid, sink),) = plan.sinks.items()
-    if not shapes_once(sink):
+    uid = next(iter(plan.sinks))
+    if not shapes_once(plan.sinks[uid]):
         return None
+    sink = with_aside(plan.sinks, uid, plan.aside)
     try:
         shaped = sink.shape(plan.frame)
         rule = rule_for(shaped)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight import LogWriter
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.contracts.sink import Writer
+    from penstock.engine.aside import Refused, Sifter
 
 
 _QUEUED = 4  # batches between the two; enough to keep both busy, little to hold in memory
@@ -170,7 +171,7 @@ class _IntoLog:
         self._log.discard()
 
 
-Channel = _IntoSink | _IntoLog
+Channel: TypeAlias = "_IntoSink | _IntoLog | Sifter"
 
 
 def open_channel(sink: TwoPhaseSink, scope: WriterScope, writing: Writing, schema: pa.Schema) -> Channel:
@@ -206,13 +207,15 @@ def with_plain_names(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the writers of one output do in one attempt at an epoch."""
+    """What the writers of one output, and its `aside`, do in one attempt. `refused`: what a decided epoch set aside."""
 
     scope: SinkScope
     epoch: int
     attempt: int
     writing: Writing = field(default_factory=Writing)
     hints: Mapping[str, Any] = field(default_factory=dict)
+    aside: Assignment | None = None
+    refused: Refused | None = None
 
     @property
     def of(self) -> list[int]:
@@ -239,7 +242,12 @@ def writer_task(
             return
         task = context.partitionId(), context.taskAttemptId()
         scope = WriterScope(assignment.scope, assignment.epoch, assignment.attempt, *task, assignment.hints)
-        result = write_rows(sink, scope, named, assignment.writing, rule)
+        sift = None
+        if assignment.aside is not None:
+            from penstock.engine.aside import sifting
+
+            sift = sifting(sink, scope, assignment, assignment.aside, rule)
+        result = write_rows(sink, scope, named, assignment.writing, rule, sift)
         yield answer_of(report(context, {**result, "of": assignment.of}))
 
     return run
@@ -251,7 +259,12 @@ def report(context: TaskContext, result: Mapping[str, Any]) -> str:
 
 
 def write_rows(
-    sink: TwoPhaseSink, scope: WriterScope, batches: Iterator[pa.RecordBatch], writing: Writing, rule: int = FLAT
+    sink: TwoPhaseSink,
+    scope: WriterScope,
+    batches: Iterator[pa.RecordBatch],
+    writing: Writing,
+    rule: int = FLAT,
+    sift: Callable[[], Sifter] | None = None,
 ) -> dict[str, Any]:
     channel: Channel | None = None
     rows = total = 0
@@ -264,10 +277,10 @@ def write_rows(
             rows += batch.num_rows
             total += sum_of_hashes(batch)
             row_bytes = max(row_bytes, batch.nbytes / batch.num_rows)
-            if writing.route is Route.COUNT:
+            if writing.route is Route.COUNT and sift is None:
                 continue
             if channel is None:
-                channel = open_channel(sink, scope, writing, batch.schema)
+                channel = sift() if sift is not None else open_channel(sink, scope, writing, batch.schema)
                 failpoint("task.opened")
             channel.write(batch)
         if channel is not None:

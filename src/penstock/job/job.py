@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__, logs
-from penstock.config import Checkpoints, StateBackend, seconds
+from penstock.config import Checkpoints, Mode, StateBackend, seconds
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.operations import LogFormat
 from penstock.config.resolve import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.plan import Body, Outputs, QueryPlan, source_links
-from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
+from penstock.contracts.sink import Aside, CheckContext, Finding, TwoPhaseSink
 from penstock.engine.preparation import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.engine.real_time import check_real_time
 from penstock.engine.run import JobRun
@@ -168,13 +168,27 @@ class Job:
         output_mode: str = "append",
         options: Mapping[str, str] | None = None,
         latency: float | str | None = None,
+        aside: TwoPhaseSink | None = None,
+        aside_limit: str | int = "1%",
     ) -> None:
         """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own.
+
+        `aside` takes the rows that `sink` refuses, as JSON with the reason, under the same decision; its uid is
+        `UID.aside`. More than `aside_limit` of an epoch, a share, a number or both (`"1%, 500"`), stop the job.
 
         `latency`, such as `"20ms"`, runs it in real time: rows become visible about this often, each source partition
         by itself. None: as the job's `Checkpoints(latency=…)` says; 0: in epochs."""
         sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
-        self._add(frame, {uid: sink}, uid, write_as_it_is(uid), output_mode, options, as_it_is=True, latency=latency)
+        sinks = {uid: sink}
+        beside = None
+        if aside is not None:
+            read = [self._sources.get(name or "") for name in self._lineage.positions(frame)]
+            topics: list[str] = [*getattr(read[0], "topics", ())] if len(read) == 1 else []
+            beside = Aside(uid, str(aside_limit), topics[0] if len(topics) == 1 else None)
+            aside.take_records()
+            sinks[beside.uid] = aside
+        body = write_as_it_is(uid, beside)
+        self._add(frame, sinks, uid, body, output_mode, options, as_it_is=True, latency=latency, aside=beside)
 
     def epoch(
         self,
@@ -327,8 +341,14 @@ class Job:
         options: Mapping[str, str] | None,
         as_it_is: bool = False,
         latency: float | str | None = None,
+        aside: Aside | None = None,
     ) -> None:
         often = self.checkpoints.latency_seconds if latency is None else seconds(latency, "latency")
+        if aside is not None and (self.checkpoints.mode != Mode.EXACTLY_ONCE or self.checkpoints.logged or often):
+            raise ConfigurationError(
+                f"Sink {uid!r} has an aside sink, which needs exactly-once epochs without the in-flight log.",
+                to_do="leave out latency, mode, unaligned, aligned_timeout and max_concurrent; or leave out aside.",
+            )
         for name in {uid, *sinks}:
             check_name(name, "uid")
         for name in sinks:
@@ -342,7 +362,7 @@ class Job:
         positions = self._lineage.positions(frame)
         sources = {name: self._sources[name] for name in positions if name is not None}
         self._plans[uid] = QueryPlan(
-            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {}), as_it_is, often
+            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {}), as_it_is, often, aside
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import TRACE
 from penstock.errors import RealTimeRefused
 from penstock.spark.query import analysed, columns_of, items, streams_of
 
@@ -26,6 +27,7 @@ POSITIONS = ("__penstock_topic", "__penstock_partition", "__penstock_offset")
 
 #: Operators whose output is their input's, and more columns perhaps.
 _PASSING = {"Filter", "EventTimeWatermark", "Generate", "ResolvedHint", "CollectMetrics", "PipeOperator"}
+_ROW_BY_ROW = {"Project", "View", "SubqueryAlias", "Union", *_PASSING} - {"Generate", "PipeOperator"}
 #: Joins that keep the streaming side's rows, by the side that it is on.
 _JOINS = ({"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, {"Inner", "Cross", "RightOuter"})
 _SEMI = {"LeftSemi", "LeftAnti"}
@@ -118,10 +120,10 @@ def refusal(query: str, what: str, why: str) -> RealTimeRefused:
 
 class _Walk:
     """One walk over an analysed plan. `stream` gives for a streaming leaf the plan to put there: the leaf's columns,
-    with positions as the last three."""
+    with positions as the last `carried`."""
 
     def __init__(self, spark: Any, query: str, stream: Callable[[Any], Any]) -> None:
-        self._query, self._stream = query, stream
+        self._query, self._stream, self.carried, self.real_time = query, stream, len(POSITIONS), True
         self._seq = spark._jvm.PythonUtils.toSeq
         self._logical = spark._jvm.org.apache.spark.sql.catalyst.plans.logical
         self.patterns = spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
@@ -142,7 +144,7 @@ class _Walk:
         self._nodes.append(node)
         if not children:
             plan = self._stream(node)
-            return plan, items(plan.output())[-len(POSITIONS) :]
+            return plan, items(plan.output())[-self.carried :]
         if name == "Join":
             return self._join(node, children)
         if name == "Union":
@@ -180,7 +182,7 @@ class _Walk:
         if not all(child.isStreaming() for child in children):
             raise refusal(self._query, "a union with a frame that does not stream", "has no position for its rows")
         union = node.withNewChildren(self._seq([self._aligned(child, *self._carry(child)) for child in children]))
-        return union, items(union.output())[-len(POSITIONS) :]
+        return union, items(union.output())[-self.carried :]
 
     def _refused(self, node: Any, name: str) -> RealTimeRefused:
         if name == "Repartition":
@@ -192,7 +194,7 @@ class _Walk:
 
     def _refuse_python(self, node: Any) -> None:
         udf = _find(node, lambda part: part.containsPattern(self.patterns.PYTHON_UDF()))
-        if udf is not None:
+        if udf is not None and self.real_time:
             raise refusal(self._query, f"the Python function {udf.name()}", _PYTHON)
 
     def changes(self, plan: Any) -> str:
@@ -205,6 +207,31 @@ class _Walk:
                 found = next(filter(None, (_find(node, changing) for node in self._nodes)), None)
                 return "a joined frame that is not deterministic" if found is None else f"{found.prettyName()}()"
         return ""
+
+
+def traced(frame: DataFrame, topic: str | None) -> DataFrame:
+    """A stream, or what was made of an epoch of a traced one, with `TRACE` behind its columns, if its rows are single
+    source rows: Kafka's partition, shifted by 48 bits, and offset; and a file or a topic, null where all have one."""
+    from pyspark.sql import functions as f
+
+    spark = frame.sparkSession
+
+    def stream(leaf: Any) -> Any:
+        rows = _frame(spark, leaf)
+        if tuple(rows.columns[-len(TRACE) :]) == TRACE:
+            return leaf
+        at, name = f.lit(None).cast("bigint"), f.input_file_name()
+        if {"topic", "partition", "offset"} <= set(rows.columns) and _kind(leaf) == "StreamingRelationV2":
+            at = f.shiftleft(f.col("partition").cast("bigint"), 48).bitwiseOR(f.col("offset"))
+            name = f.col("topic") if topic is None else f.lit(None).cast("string")
+        return rows.select("*", at.alias(TRACE[0]), name.alias(TRACE[1]))._jdf.queryExecution().analyzed()
+
+    try:
+        walk = _Walk(spark, "", stream)
+        walk.carried, walk.real_time = len(TRACE), False
+        return _frame(spark, walk.run(frame._jdf.queryExecution().analyzed()))
+    except RealTimeRefused:  # it aggregates, joins two streams, or hands rows to a function as it likes
+        return frame
 
 
 #: Expressions that give other values when they are computed again, and depend on nothing that is read.
@@ -239,6 +266,18 @@ def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
     leaves = [leaf for leaf in streams_of(frame) if _kind(leaf) == "StreamingRelationV2"]
     found = [(name, str(leaf.extraOptions().get(name)).lower()) for leaf in leaves for name in _LOSING]
     return [(name, value) for name, value in found if value == _LOSING[name]]
+
+
+def row_changes(frame: DataFrame) -> tuple[str, bool]:
+    """The first operator that makes no row, or several, of one; and whether one leaves rows out."""
+    nodes, filters = [frame._jdf.queryExecution().analyzed()], False
+    while nodes:
+        node = nodes.pop()
+        children, name = items(node.children()), _kind(node)
+        if children and name not in _ROW_BY_ROW:
+            return f"{name} changes how many rows there are", filters
+        nodes, filters = nodes + children, filters or name == "Filter"
+    return "", filters
 
 
 def _expressions(frame: DataFrame) -> Iterator[Any]:

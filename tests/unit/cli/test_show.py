@@ -117,7 +117,7 @@ def test_everything_that_a_server_tells() -> None:
         assert query == {
             "uid": "out", "epoch": 41, "generation": 3, "phase": "commit", "rows_per_second": 1234.5, "p50_ms": 50,
             "p99_ms": 99, "lag": 12, "inflight_bytes": 1500, "watermark": 99, "error": "late",
-            "committed": 77,
+            "committed": 77, "sums": None,
         }  # fmt: skip
         assert [exception["time"] for exception in job.exceptions] == [5000, 3000, 2000]
         assert job.restarts == 2

@@ -57,6 +57,7 @@ ON_EVENT: Mapping[str, Family] = {
     "penstock_last_completed_epoch": Family("gauge", "The number of the newest complete epoch."),
     "penstock_last_completed_timestamp_seconds": Family("gauge", "When it was complete."),
     "penstock_rows_total": Family("counter", "Rows written by complete epochs, over all sinks of the query."),
+    "penstock_rows_aside_total": Family("counter", "Rows that a sink refused and its aside sink has."),
     "penstock_rows_skipped_total": Family("counter", "At most once: rows that were dropped."),
     "penstock_alignment_wait_seconds": Family("gauge", "How long the first partition waited for the slowest."),
     "penstock_alignment_skew_ratio": Family("gauge", "How many times the median the slowest partition took."),
@@ -141,6 +142,8 @@ class Metrics:
             case "completed":
                 self._complete(query, event)
             case "checkpoint" if event.get("outcome") == "complete":
+                if event.get("sums"):
+                    self._of("penstock_rows_aside_total", uid).inc(event["sums"]["aside"])
                 for name, key, unit in _RECORDED:
                     if event.get(key) is not None:
                         self._of(name, uid).set(event[key] / unit)

@@ -259,6 +259,7 @@ def _query_facts(
         "p50_ms": query.duration_ms(0.5),
         "p99_ms": query.duration_ms(0.99),
         "lag": sum(lags) if lags else None,
+        "sums": query.sums,
         "committed": query.recent[-1][0] if query.recent else None,
         "error": status.get("error") if shown else None,
         "guarantee": planned.get("guarantee"),

@@ -92,6 +92,7 @@ class QueryView:
     attempt: Attempt | None = None  # the epoch in progress
     completed: Attempt | None = None  # the newest that this process completed
     rows_total: int = 0
+    sums: Mapping[str, Any] | None = None  # of the newest epoch, see `checkpoint.record.sums_of`
     complete: int = 0
     failed: int = 0
     transactions_open: int = 0
@@ -182,6 +183,7 @@ class QueryView:
             return
         self.complete += 1
         self.rows_total += epoch["rows"]
+        self.sums = epoch.get("sums") or self.sums
         self.recent.append((epoch["ended"], epoch["rows"]))
         self.durations.append(epoch["total_ms"])
         self.epoch = max(self.epoch if self.epoch is not None else -1, epoch["epoch"])
@@ -383,7 +385,7 @@ def epoch_of(event: Event) -> dict[str, Any]:
         | {name: _number(event.get(name)) for name in ("bytes", "state_rows", "state_bytes", "skew")}
         | {"opened": opened, "ended": ended, "phases": phases, "total_ms": total or 0.0, "sinks": sinks}
         | {"outcome": event.get("outcome") or "complete", "rows": int(event.get("rows") or 0)}
-        | {"inflight_bytes": inflight or 0}
+        | {"inflight_bytes": inflight or 0, "sums": event.get("sums")}
     )
 
 

@@ -75,6 +75,10 @@ class FileSink(TwoPhaseSink):
     def shape(self, frame: DataFrame) -> DataFrame:
         return shape(self.format, frame, self.options)
 
+    def take_records(self) -> None:
+        if self.format != "json":  # whose writer takes lines of JSON as they are
+            super().take_records()
+
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         if self.on_s3:
             return check_bucket(self._bucket(), uid)

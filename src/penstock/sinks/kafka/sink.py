@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -194,8 +195,11 @@ class KafkaSink(TwoPhaseSink, RealTimeSink):
 
         self._create_missing_topic()
         timeout = settings.transaction_seconds(self.transaction_timeout)
-        client = TransactionClient(self._connections(), transaction_timeout=timeout)
-        return KafkaCommitter(client, self._prefix(scope), scope.generation)
+        connections = self._connections()
+        client = TransactionClient(connections, transaction_timeout=timeout)
+        committer = KafkaCommitter(client, self._prefix(scope), scope.generation)
+        committer.rules = cache(partial(topic_rules, connections, self.topic))  # type: ignore[method-assign]
+        return committer
 
     def open_lanes(self, scope: SinkScope, query: str) -> KafkaLanes:
         from penstock.sinks.kafka.lanes import KafkaLanes
@@ -270,6 +274,18 @@ def read_limits(connections: Connections, topic: str | None) -> Limits:
     config = connections.ask(lambda admin: _config(admin, "TOPIC", topic, *keys), deadline)
     replicas = connections.ask(lambda admin: _replicas(admin, topic), deadline)
     return Limits(most / 1000 if most else None, replicas, *(config.get(key) for key in keys))
+
+
+def topic_rules(connections: Connections, topic: str | None) -> dict[str, Any]:
+    """What a topic takes, as far as this user may read it: rows with a key only, and batches of so many bytes."""
+    resource = kafka_python().ConfigResource("TOPIC", topic or "", ["cleanup.policy", "max.message.bytes"])
+    try:
+        answer = connections.ask(lambda admin: admin.describe_configs([resource], config_filter="all"), Deadline(10.0))
+        known = next(iter(next(iter(answer.values())).values()))
+        compacted = "compact" in known["cleanup.policy"]["value"]
+        return {"rules": {"keyed": compacted, "most": int(known["max.message.bytes"]["value"])}}
+    except (kafka_python().errors.KafkaError, KeyError):  # also where the rows name their topics
+        return {}
 
 
 def check_broker_limit(transaction_timeout: float, most: float | None) -> None:

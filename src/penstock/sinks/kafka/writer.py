@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.contracts.sink import Writer, WriterScope
+from penstock.contracts.sink import Writer, WriterScope, first_reasons
 from penstock.errors import EpochError
 from penstock.sinks.kafka.pool import POOL, Key, Pool
-from penstock.sinks.kafka.producer import Producer
+from penstock.sinks.kafka.producer import Producer, plain, spans
 from penstock.sinks.kafka.sink import ACCEPTED
 
 
@@ -24,6 +24,7 @@ class KafkaWriter(Writer):
     def __init__(self, scope: WriterScope, key: Key, topic: str | None, pool: Pool = POOL) -> None:
         self._key, self._topic, self._pool = key, topic, pool
         self._prepared = self._tainted = False
+        self._rules = scope.hints.get("rules", {})
         producer = pool.acquire(key, scope.hints)
         self._producer: Producer | None = producer
         try:
@@ -35,6 +36,18 @@ class KafkaWriter(Writer):
     def write(self, batch: pa.RecordBatch) -> None:
         columns = {name: batch.column(name) for name in batch.schema.names if name in ACCEPTED}
         self._guarded(lambda producer: producer.send(columns, self._topic))
+
+    def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
+        """A row is as large as its key and value, and up to 90 bytes that Kafka puts around a row that is alone."""
+        columns = {name: plain(batch.column(name)) for name in ("value", "key") if name in batch.schema.names}
+        sizes = sum(spans(column)[1] for column in columns.values())
+        client = int(dict(self._key.settings)["message.max.bytes"])
+        most = min(client, self._rules.get("most", client) - 90)
+        broken = [(sizes > most, f"the row is larger than the {most:,} bytes that the topic takes")]
+        if self._rules.get("keyed") and "key" in columns:
+            null = columns["key"].is_null().to_numpy(zero_copy_only=False)
+            broken.append((null, "the topic is compacted and takes no row without a key"))
+        return first_reasons(broken)
 
     def pre_commit(self) -> Mapping[str, Any]:
         producer = self._guarded(lambda producer: producer.flush())

@@ -14,15 +14,17 @@ import atexit
 import contextlib
 import io
 import os
+import re
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.contracts.sink import Writer, WriterScope
-from penstock.errors import DataError, EpochError, PenstockError, TableMissing
+from penstock.contracts.sink import Writer, WriterScope, first_reasons
+from penstock.errors import DataError, EpochError, PenstockError, SchemaMismatch, TableMissing
 from penstock.sinks.postgres import tables
 from penstock.sinks.postgres.connection import SETTINGS, SYSTEM, Server, client, is_on_a_key, same_key
 from penstock.sinks.postgres.dialect import PostgresDialect, application
@@ -143,11 +145,11 @@ class _Pool:
         """A connection inside a new transaction."""
         while (connection := self._next(where)) is not None:
             try:
-                connection.rollback()  # the driver does not know that its last transaction has ended
                 return _begun(connection)
             except client().dbapi.Error:  # the server has gone meanwhile, and perhaps come back
                 _close(connection)
-        return _begun(client().adbc.connect(where, autocommit=False))
+        # Transactions are begun and ended by statements: after an error, ADBC's own take no ROLLBACK TO SAVEPOINT.
+        return _begun(client().adbc.connect(where, autocommit=True))
 
     def give(self, where: str, connection: Any) -> None:
         with self._lock:
@@ -167,7 +169,7 @@ class _Pool:
 
 def _begun(connection: Any) -> Any:
     with connection.cursor() as cursor:
-        cursor.execute(f"SET TRANSACTION {_ISOLATION}")
+        cursor.execute(f"BEGIN {_ISOLATION}")
     return connection
 
 
@@ -181,6 +183,7 @@ _POOL = _Pool()
 #: Rows and bytes that are gathered into one COPY: each costs about a millisecond of its own.
 _ROWS, _BYTES = 100_000, 32 << 20
 _UNDO_SECONDS = 10.0
+_QUOTED = re.compile(r" (?=Failing row contains \(|Key \()")  # the server quotes the row; the ledger is not to hold it
 
 
 class PostgresWriter(Writer):
@@ -213,6 +216,47 @@ class PostgresWriter(Writer):
         self._bytes += batch.nbytes
         if self._rows >= _ROWS or self._bytes >= _BYTES:
             self._load()
+
+    def unfit(self, batch: pa.RecordBatch) -> Mapping[int, str]:
+        """What columns show. `try_write` would find these rows, too, with up to a hundred statements for each."""
+        if self._schema is None:
+            self._look(batch.schema)
+        assert self._table is not None
+        broken = []
+        for column in (column for column in self._table.columns if column.name in batch.schema.names):
+            values, name = batch.column(column.name), f"column {column.name!r}"
+            if not column.nullable or column.name in self._sink.key:
+                null = values.is_null().to_numpy(zero_copy_only=False)
+                broken.append((null, f"{name} is null, and may not be"))
+            if column.width is not None:
+                lengths = pc.utf8_length(values).to_numpy(zero_copy_only=False)
+                broken.append((lengths > column.width, f"{name} is {column.type}, the value is longer"))
+        return first_reasons(broken)
+
+    def try_write(self, batches: Sequence[pa.RecordBatch]) -> str | None:
+        total, session = self._total, self._open_session()
+        with self._mapper.mapped("loading rows"):
+            if not total:
+                session.run("SET CONSTRAINTS ALL IMMEDIATE")  # or they would be checked when all rows are in
+            session.run("SAVEPOINT penstock_piece")
+        try:
+            for batch in batches:
+                self.write(batch)
+            self._load()
+        except DataError as error:
+            cause = error.__cause__
+            faults = [self._mapper.read(cause)] if isinstance(cause, self._mapper.drivers) else []
+            if isinstance(error, SchemaMismatch) or any(map(is_on_a_key, faults)):
+                raise
+            self._waiting, self._rows, self._bytes, self._total = [], 0, 0, total
+            with self._mapper.mapped("loading rows"):
+                session.run("ROLLBACK TO SAVEPOINT penstock_piece")
+                if self._inserted is not None and self._table is not None:  # it counts what was taken back
+                    self._inserted = (tables.inserted(session.ask, self._table) or 0) - total
+            return _QUOTED.split(error.happened)[0]
+        with self._mapper.mapped("loading rows"):
+            session.run("RELEASE SAVEPOINT penstock_piece")
+        return None
 
     def pre_commit(self) -> Mapping[str, Any]:
         session = self._open_session()

@@ -40,6 +40,7 @@ NAMES = {
     "penstock_last_completed_epoch": ("gauge", ("query",)),
     "penstock_last_completed_timestamp_seconds": ("gauge", ("query",)),
     "penstock_rows_total": ("counter", ("query",)),
+    "penstock_rows_aside_total": ("counter", ("query",)),
     "penstock_rows_skipped_total": ("counter", ("query",)),
     "penstock_source_lag_rows": ("gauge", ("query", "source", "partition")),
     "penstock_watermark_timestamp_seconds": ("gauge", ("query",)),
