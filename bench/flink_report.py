@@ -190,7 +190,8 @@ def _disturbance(cases: Mapping[str, Any]) -> str:
 
 def _machine(told: Mapping[str, Any]) -> str:
     return (
-        f"Measured on {told['date']}: {told['cores']} cores ({told['processor']}), shared with the broker,"
+        f"Last measured on {told['date']}, each case in a run of its own: {told['cores']} cores ({told['processor']}),"
+        " shared with the broker,"
         f" {told['memory_gigabytes']} GB of memory. Flink {told['flink']}, Spark {told['spark']}, Java {told['java']}."
     )
 
