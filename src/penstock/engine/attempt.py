@@ -10,17 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.decision import Committable
+from penstock.checkpoint.spark_log import Barrier
+from penstock.deadline import Deadline
 from penstock.engine.checksum import rules_of
+from penstock.engine.output_jobs import Jobs
+from penstock.engine.protocol import Replay
 from penstock.errors import CheckpointExpired, JobStopped, SavepointError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from penstock.checkpoint.decision import Committable
-    from penstock.checkpoint.spark_log import Barrier
-    from penstock.deadline import Deadline
-    from penstock.engine.output_jobs import Jobs
-    from penstock.engine.protocol import Replay
 
 
 @dataclass

@@ -11,16 +11,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import Barrier
 from penstock.config import Checkpoints, Mode
+from penstock.config.resolve import Settings
 from penstock.config.state import PARTITIONS, PROVIDER
 from penstock.contracts.lanes import RealTimeSink
+from penstock.contracts.plan import QueryPlan
 from penstock.contracts.sink import Finding
+from penstock.deadline import Deadline
+from penstock.engine.coordinator import Coordinator
 from penstock.engine.lane_set import LaneSet
+from penstock.engine.positions import Inputs
+from penstock.engine.protocol import Resume
 from penstock.engine.query import QueryRunner
 from penstock.engine.steering import not_held
 from penstock.errors import PenstockError, PreCommitFailed, RealTimeRefused, Superseded
@@ -31,16 +38,7 @@ from penstock.spark.real_time import RealTimeQuery, require_real_time, require_s
 from penstock.spark.session import ensure_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from penstock.config.resolve import Settings
-    from penstock.contracts.plan import QueryPlan
-    from penstock.deadline import Deadline
-    from penstock.engine.coordinator import Coordinator
-    from penstock.engine.positions import Inputs
-    from penstock.engine.protocol import Resume
 
 log = logging.getLogger("penstock")
 

@@ -15,14 +15,17 @@ from penstock.config import Checkpoints, Mode, StateBackend, seconds
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.operations import LogFormat
 from penstock.config.resolve import resolve
+from penstock.config.restart_strategy import RestartStrategy
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.plan import Body, Outputs, QueryPlan, source_links
 from penstock.contracts.sink import Aside, CheckContext, Finding, TwoPhaseSink
+from penstock.contracts.source import Source
 from penstock.engine.preparation import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.engine.real_time import check_real_time
 from penstock.engine.run import JobRun
 from penstock.engine.steering import Steering
 from penstock.errors import ConfigurationError, DuplicateUid
+from penstock.events import Events, Listener
 from penstock.job.handle import CheckpointInfo, JobHandle, table
 from penstock.naming import check_name
 from penstock.progress import Progress, silent
@@ -34,10 +37,6 @@ from penstock.spark.session import JobSession
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
-
-    from penstock.config.restart_strategy import RestartStrategy
-    from penstock.contracts.source import Source
-    from penstock.events import Events, Listener
 
 log = logging.getLogger("penstock")
 

@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.config import Checkpoints
 from penstock.config.levels import LOG_LEVEL
+from penstock.config.resolve import Settings
 from penstock.config.state import PARTITIONS
 from penstock.errors import ConfigurationError
 from penstock.kafka.settings import FILE_HANDLER
@@ -39,9 +41,6 @@ from penstock.supply.versions import KAFKA_JARS, installed_text, installed_versi
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
-
-    from penstock.config import Checkpoints
-    from penstock.config.resolve import Settings
 
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
