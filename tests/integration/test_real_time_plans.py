@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.contracts.plan import QueryPlan
+from penstock.contracts.source import QueryPlan
 from penstock.errors import NotEnoughSlots, PreCommitFailed, RealTimeRefused, SourceRowsLost, TopicMissing
 from penstock.sources.kafka import KafkaSource
 from penstock.spark.lane_plan import lane_plan

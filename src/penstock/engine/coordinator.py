@@ -27,8 +27,8 @@ from penstock.checkpoint.log_repair import finish, keep_state, look, query_of, r
 from penstock.checkpoint.open import check_sources, history_of, mismatch
 from penstock.checkpoint.spark_log import Barrier, SparkLog
 from penstock.config import Checkpoints, Mode
-from penstock.contracts.plan import Body
 from penstock.contracts.sink import TwoPhaseSink
+from penstock.contracts.source import Body
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Gate
 from penstock.engine.committers import Stragglers

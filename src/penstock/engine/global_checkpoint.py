@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
 from penstock.checkpoint.record import global_numbers, read_global
 from penstock.config import Checkpoints, Mode
-from penstock.contracts.plan import QueryPlan, QueryProgress
+from penstock.contracts.source import QueryPlan, QueryProgress
 from penstock.errors import LedgerError
 from penstock.events import Events
 from penstock.sinks.kafka.sink import KafkaSink

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.checkpoint.decision import Committable
-from penstock.contracts.plan import Body, Outputs
 from penstock.contracts.sink import REFUSED, Aside, Committer, SinkScope, TwoPhaseSink
+from penstock.contracts.source import Body, Outputs
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Watchdog

@@ -16,9 +16,8 @@ from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.checkpoint.record import sums_of
 from penstock.checkpoint.spark_log import Barrier, SparkLog
 from penstock.config import Checkpoints
-from penstock.contracts.plan import QueryPlan, QueryProgress
 from penstock.contracts.sink import TwoPhaseSink
-from penstock.contracts.source import Source, reader_name
+from penstock.contracts.source import QueryPlan, QueryProgress, Source, reader_name
 from penstock.deadline import Deadline
 from penstock.engine import streaming
 from penstock.engine.coordinator import Coordinator

@@ -21,8 +21,8 @@ from penstock.config import Checkpoints, Mode
 from penstock.config.resolve import Settings
 from penstock.config.state import PARTITIONS, PROVIDER
 from penstock.contracts.lanes import RealTimeSink
-from penstock.contracts.plan import QueryPlan
 from penstock.contracts.sink import Finding
+from penstock.contracts.source import QueryPlan
 from penstock.deadline import Deadline
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.lane_set import LaneSet

@@ -16,7 +16,7 @@ from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.layout import FIRST, LEDGER, QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.checkpoint.ledger import Ledger
 from penstock.config.resolve import Settings
-from penstock.contracts.plan import QueryPlan
+from penstock.contracts.source import QueryPlan
 from penstock.engine import protocol, settlement
 from penstock.engine.driver import explain_stop
 from penstock.engine.lane_set import end_lanes

@@ -18,9 +18,8 @@ from penstock.checkpoint.layout import QUERIES, query_uids
 from penstock.config import Checkpoints, Retention
 from penstock.config.resolve import Settings
 from penstock.contracts.guarantees import Chain
-from penstock.contracts.plan import QueryPlan, reading
 from penstock.contracts.sink import Finding, TwoPhaseSink
-from penstock.contracts.source import Source
+from penstock.contracts.source import QueryPlan, Source, reading
 from penstock.deadline import Deadline
 from penstock.engine.global_checkpoint import GlobalCheckpoints
 from penstock.engine.query import QueryRunner

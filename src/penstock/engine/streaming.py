@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import SparkLog
-from penstock.contracts.plan import Outputs, QueryPlan
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
-from penstock.contracts.source import EpochRead
+from penstock.contracts.source import EpochRead, Outputs, QueryPlan
 from penstock.engine.checksum import rule_for, rules_of, with_hashes
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.output_jobs import Jobs, Planned, planned_task, with_aside

@@ -19,9 +19,8 @@ from penstock.config.operations import LogFormat
 from penstock.config.resolve import resolve
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.contracts.guarantees import Chain, engine_link, wanted
-from penstock.contracts.plan import Body, Outputs, QueryPlan, source_links
 from penstock.contracts.sink import Aside, CheckContext, Finding, TwoPhaseSink
-from penstock.contracts.source import Source
+from penstock.contracts.source import Body, Outputs, QueryPlan, Source, source_links
 from penstock.deadline import Deadline
 from penstock.engine.preparation import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.engine.real_time import check_real_time

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.config.operations import LogFormat
 from penstock.config.resolve import resolve
 from penstock.contracts.guarantees import Chain, engine_link
-from penstock.contracts.plan import QueryPlan
+from penstock.contracts.source import QueryPlan
 from penstock.deadline import Deadline
 from penstock.engine.preparation import write_as_it_is
 from penstock.engine.settlement import JobLedgers

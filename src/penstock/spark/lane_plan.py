@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.contracts.plan import QueryPlan
 from penstock.contracts.sink import TRACE
+from penstock.contracts.source import QueryPlan
 from penstock.errors import RealTimeRefused
 from penstock.spark.query import analysed, columns_of, items, streams_of
 
