@@ -22,7 +22,7 @@ from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.engine.attempt import Attempt
 from penstock.events import Events
-from penstock.spark.status import measure
+from penstock.spark.query import measure
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:

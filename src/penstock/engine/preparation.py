@@ -26,8 +26,7 @@ from penstock.engine.task import Assignment, Route, Writing, attempt_of, committ
 from penstock.engine.watermark import WatermarkTracker, forget_ids
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
-from penstock.spark.executors import fault_in
-from penstock.spark.masters import runs_tasks_itself
+from penstock.spark.executors import fault_in, runs_tasks_itself
 
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker

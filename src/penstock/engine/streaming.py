@@ -28,9 +28,8 @@ from penstock.engine.protocol import Replay
 from penstock.engine.task import RESULT_SCHEMA, with_plain_names
 from penstock.errors import ConfigurationError
 from penstock.spark.lane_plan import traced
-from penstock.spark.query import plan_with, short_text, source_folders
+from penstock.spark.query import operators_of, plan_with, short_text, source_folders
 from penstock.spark.session import apply_checksum_files
-from penstock.spark.status import operators_of
 from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
 

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import NotEnoughSlots, PenstockError, PreCommitFailed, RealTimeRefused, SourceRowsLost
-from penstock.spark.executors import fault_in
+from penstock.spark.executors import fault_in, runs_tasks_itself
 from penstock.spark.lane_plan import LanePlan, refusal
-from penstock.spark.masters import runs_tasks_itself
-from penstock.spark.query import short_text, stop_query
-from penstock.spark.status import SparkStatus
+from penstock.spark.query import SparkStatus, short_text, stop_query
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
