@@ -27,7 +27,6 @@ from penstock.engine.observer import Observer, Sums
 from penstock.engine.positions import Inputs
 from penstock.engine.protocol import Resume
 from penstock.engine.steering import cut_final, final_epoch, is_due, not_held, refuse_drained
-from penstock.engine.streaming import with_verification
 from penstock.engine.watermark import WatermarkTracker
 from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.events import Events
@@ -298,7 +297,7 @@ class QueryRunner:
 
     def _run_once(self) -> None:
         """One start of the query: recover, then run until it ends. Raises what made it fail."""
-        plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
+        plan = streaming.with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
         storage = storage_at(self.checkpoint, self._spark)
         inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
         common = (self._spark, storage_at(self.folder, self._spark), self._checkpoints, self._events)

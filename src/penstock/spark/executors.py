@@ -21,16 +21,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock import errors
 from penstock.deadline import beside
-from penstock.errors import (
-    ClusterUnavailable,
-    ConfigurationError,
-    ConnectUnsupported,
-    ExecutorMismatch,
-    PenstockError,
-    StorageNotShared,
-    from_json,
-)
 from penstock.storage.open import is_own_disk
 
 if TYPE_CHECKING:
@@ -125,22 +117,22 @@ def require_alike(workers: Sequence[Worker], version: str) -> None:
 class TaskFault(Exception):
     """Carries a Penstock error through Spark's text-only reporting of task failures."""
 
-    def __init__(self, error: PenstockError) -> None:
+    def __init__(self, error: errors.PenstockError) -> None:
         super().__init__(f"{_BEGIN[:-1]}{error.to_json()}{_END[1:]}")
 
 
-def fault_in(text: str) -> PenstockError | None:
+def fault_in(text: str) -> errors.PenstockError | None:
     """The Penstock error inside a Spark failure's text, if a task raised one, or could not even begin."""
     begin = text.find(_BEGIN)
     end = text.find(_END, begin) if begin >= 0 else -1
     if end < 0:
         return mismatch_in(text)
     with contextlib.suppress(ValueError):
-        return from_json(text[begin + len(_BEGIN) - 1 : end + 1])
+        return errors.from_json(text[begin + len(_BEGIN) - 1 : end + 1])
     return None
 
 
-def mismatch_in(text: str) -> ExecutorMismatch | None:
+def mismatch_in(text: str) -> errors.ExecutorMismatch | None:
     """The error that names what is wrong with an executor, if Spark's error `text` shows that something is."""
     if match := _PYTHON.search(text):
         return mismatch(f"An executor's Python is not the driver's: {match['message'].strip().rstrip('.')}.")
@@ -154,8 +146,8 @@ def mismatch_in(text: str) -> ExecutorMismatch | None:
     return None
 
 
-def mismatch(happened: str) -> ExecutorMismatch:
-    return ExecutorMismatch(happened, safe=_SAFE, to_do=f"install the same on every worker, or {_SHIP}")
+def mismatch(happened: str) -> errors.ExecutorMismatch:
+    return errors.ExecutorMismatch(happened, safe=_SAFE, to_do=f"install the same on every worker, or {_SHIP}")
 
 
 def _ask(context: Any, modules: Sequence[str]) -> list[Worker]:
@@ -186,7 +178,7 @@ def _await(asked: Future[list[Worker]], context: Any) -> None:
             wait([asked])
             conf = context.getConf()
             cores = conf.get("spark.executor.cores", "")
-            raise ClusterUnavailable(
+            raise errors.ClusterUnavailable(
                 f"The cluster at {context.master} has given the job no executor in {_WAIT_SECONDS:.0f} s; it asks for"
                 f" {conf.get('spark.executor.memory', '1g')} of memory{cores and f' and {cores} cores'} each.",
                 safe="nothing was started; what an earlier run has decided is kept.",
@@ -240,7 +232,7 @@ def require_shared(location: str, spark: SparkSession, *, is_shared: bool) -> No
     master = str(spark.sparkContext.master)
     if is_shared or runs_here(master) or not is_own_disk(location, spark):
         return
-    raise StorageNotShared(
+    raise errors.StorageNotShared(
         f"Checkpoints go to {location}, which is another folder on each machine, and the tasks run on other machines"
         f" ({master}): driver and executors would not see each other's files.",
         safe="nothing was started.",
@@ -263,7 +255,7 @@ def require_answer(master: str) -> None:
     end = time.monotonic() + _ANSWER_SECONDS
     while not any(_connects(*host) for host in hosts):
         if time.monotonic() > end:
-            raise ClusterUnavailable(
+            raise errors.ClusterUnavailable(
                 f"No Spark master answers at {master}.",
                 safe="nothing was started; what an earlier run has decided is kept.",
                 to_do="start the master, or correct --master.",
@@ -281,7 +273,7 @@ def cluster_errors(master: str) -> Iterator[None]:
         if _BAD_MASTER.search(text):
             raise _unknown(master) from error
         if _NO_MASTER.search(text):
-            raise ClusterUnavailable(
+            raise errors.ClusterUnavailable(
                 f"The Spark master at {master} does not take the job: it is down, hung, or of another Spark version.",
                 safe="nothing was started; what an earlier run has decided is kept.",
                 to_do="see the master's page and log; it must run the Spark version of this PySpark.",
@@ -289,8 +281,8 @@ def cluster_errors(master: str) -> Iterator[None]:
         raise
 
 
-def _unknown(master: str) -> ConfigurationError:
-    return ConfigurationError(
+def _unknown(master: str) -> errors.ConfigurationError:
+    return errors.ConfigurationError(
         f"Spark knows no master such as {master!r}.", to_do="write local[4], spark://HOST:PORT or yarn."
     )
 
@@ -332,8 +324,8 @@ def refuse_connect(session: Any = None, remote: str | None = None) -> None:
         raise _refusal("PySpark is installed without py4j, as pyspark-client is: it can only speak Spark Connect.")
 
 
-def _refusal(happened: str) -> ConnectUnsupported:
-    return ConnectUnsupported(
+def _refusal(happened: str) -> errors.ConnectUnsupported:
+    return errors.ConnectUnsupported(
         f"{happened} Over Connect the driver is another process, which a client can neither ask for an epoch's"
         " positions and watermark nor hold at an epoch's end; so nothing could be promised.",
         to_do="write the query with df.writeStream.format('penstock'), which works over Connect: see"
