@@ -1,7 +1,7 @@
 """From Spark to the sinks: runs the epochs of one query. One of the two places that implement `foreachBatch`.
 
 An epoch is an `Attempt`, as often as it takes. A coroutine says what is done: `protocol.run_epoch`, or that of a weaker
-mode (`modes`). `LedgerRun.drive` hands each of its actions to `Coordinator._perform`. Nothing else here decides.
+mode (`attempt`). `LedgerRun.drive` hands each of its actions to `Coordinator._perform`. Nothing else here decides.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from penstock.config import Checkpoints, Mode
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.contracts.source import Body
 from penstock.engine import protocol
-from penstock.engine.attempt import Attempt, Gate
+from penstock.engine.attempt import AbortAll, Attempt, Begin, CommitOnce, Drop, Gate, at_least_once, at_most_once
 from penstock.engine.committers import Stragglers
 from penstock.engine.driver import LedgerRun
 from penstock.engine.inflight import InFlight
-from penstock.engine.modes import AbortAll, Begin, CommitOnce, Drop, at_least_once, at_most_once
 from penstock.engine.observer import Observer
 from penstock.engine.output_jobs import EachEpoch, Jobs
 from penstock.engine.positions import Inputs, Positions, RunningEpoch
