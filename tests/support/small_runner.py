@@ -99,6 +99,7 @@ class SmallRunner(QueryRunner):
         plan = SimpleNamespace(
             uid=uid,
             bounded=False,
+            aside=None,
             ends_with_what_is_there=False,
             positions=(),
             sources={},
