@@ -70,7 +70,7 @@ def read(given: Mapping[str, Any]) -> None:
 
 def job(given: Mapping[str, Any]) -> None:
     from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
-    from penstock.spark.status import SparkStatus
+    from penstock.spark.query import SparkStatus
 
     conf = {**given["conf"], **({"spark.master": given["master"]} if given["master"] else {})}
     own = Job(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from penstock.job.sink_options import OWN, SINKS, arguments_of, is_mapping, sink_class
+from penstock.job.stream_sink import OWN, SINKS, arguments_of, is_mapping, sink_class
 
 BEGIN = "<!-- made by python scripts/format_options.py -->"
 END = "<!-- end of what is made -->"

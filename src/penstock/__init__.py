@@ -16,8 +16,7 @@ if typing.TYPE_CHECKING:
     from penstock.engine.preparation import Epoch
     from penstock.errors import PenstockError
     from penstock.job.dropin import exactly_once
-    from penstock.job.handle import CheckpointInfo
-    from penstock.job.job import Job
+    from penstock.job.job import CheckpointInfo, Job
     from penstock.job.stream_sink import StreamSink
     from penstock.sinks.files import FileSink
     from penstock.sinks.kafka import KafkaSink
@@ -48,7 +47,7 @@ _MODULES = {
     "config.restart_strategy": "RestartStrategy", "contracts.guarantees": "Guarantee",
     "contracts.sink": "Committer Sink TwoPhaseSink Writer", "contracts.source": "Source",
     "engine.preparation": "Epoch", "errors": "PenstockError", "job.dropin": "exactly_once",
-    "job.handle": "CheckpointInfo", "job.job": "Job", "job.stream_sink": "StreamSink",
+    "job.job": "CheckpointInfo Job", "job.stream_sink": "StreamSink",
     "sinks.files": "FileSink", "sinks.kafka": "KafkaSink", "sinks.mysql": "MySqlSink",
     "sinks.postgres": "PostgresSink", "sinks.redis": "RedisSink", "sinks.tables": "DeltaSink IcebergSink",
     "sinks.write_ahead": "WriteAheadSink", "sources.datagen": "DataGenSource", "sources.files": "FileSource",

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
 from penstock.checkpoint.record import Alignment, CheckpointRecord, records
-from penstock.spark.status import measure
+from penstock.spark.query import measure
 from penstock.storage.local import LocalStorage
 from tests.support.run_job import Kafka, Numbers, Watched, until
 

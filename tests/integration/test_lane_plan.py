@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.functions import broadcast, expr
 
-from penstock.contracts.plan import QueryPlan
+from penstock.contracts.source import QueryPlan
 from penstock.errors import RealTimeRefused
 from penstock.sources.datagen import DataGenSource
 from penstock.sources.kafka import KafkaSource

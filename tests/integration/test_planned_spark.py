@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.contracts.plan import QueryPlan
+    from penstock.contracts.source import QueryPlan
 
 ROWS, PER_EPOCH = 400, 100
 #: Flat and nested, never null and sometimes, with names that Spark takes for something else.

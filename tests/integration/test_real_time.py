@@ -187,7 +187,7 @@ def test_a_new_partition_gets_a_lane(world: Case, session: SparkSession, monkeyp
     """Spark finds it at the end of a batch, here after seconds."""
     from confluent_kafka.admin import AdminClient, NewPartitions
 
-    from penstock.spark.real_time import RealTimeQuery
+    from penstock.engine.real_time import RealTimeQuery
 
     made: Callable[..., Any] = RealTimeQuery
     monkeypatch.setattr(

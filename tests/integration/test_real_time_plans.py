@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.contracts.plan import QueryPlan
+from penstock.contracts.source import QueryPlan
+from penstock.engine.real_time import RealTimeQuery, require_real_time, require_slots, task_slots
 from penstock.errors import NotEnoughSlots, PreCommitFailed, RealTimeRefused, SourceRowsLost, TopicMissing
 from penstock.sources.kafka import KafkaSource
 from penstock.spark.lane_plan import lane_plan
 from penstock.spark.query import Lineage
-from penstock.spark.real_time import RealTimeQuery, require_real_time, require_slots, task_slots
 from tests.support.collecting_writer import CollectingWriters
 from tests.support.real_time_plans import Tables, plans
 from tests.support.run_job import Kafka

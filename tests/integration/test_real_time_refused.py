@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource, RestartStrategy
+from penstock.engine.real_time import require_real_time
 from penstock.errors import DuplicateUid, NotEnoughSlots, PenstockError, RealTimeRefused
-from penstock.spark.real_time import require_real_time
 from tests.support.run_job import Kafka, failing
 
 if TYPE_CHECKING:

@@ -85,6 +85,9 @@ class Numbers:
 
     identified = verifies = False
 
+    def resolve(self, kept: Any, after: Any) -> None:
+        return
+
     def begin_positions(self, known: Collection[str] = ()) -> Mapping[str, Mapping[int, int]]:
         return {"t": {0: 0}}
 

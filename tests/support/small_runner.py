@@ -99,6 +99,7 @@ class SmallRunner(QueryRunner):
         plan = SimpleNamespace(
             uid=uid,
             bounded=False,
+            aside=None,
             ends_with_what_is_there=False,
             positions=(),
             sources={},
@@ -154,7 +155,7 @@ def small_runners(monkeypatch: pytest.MonkeyPatch) -> None:
         return coordinator._on_complete.__self__.began(coordinator)
 
     monkeypatch.setattr(streaming, "start", start)
-    monkeypatch.setattr(module, "with_verification", lambda plan, *_: plan)
+    monkeypatch.setattr(streaming, "with_verification", lambda plan, *_: plan)
     monkeypatch.setattr(module, "Observer", lambda *_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(module, "require_same_state", lambda *_: None)
     monkeypatch.setattr(module, "storage_at", lambda *_: None)

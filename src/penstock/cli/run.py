@@ -200,7 +200,7 @@ def _ship(
     script: Path, master: str | None, archive: Path | None, settings: Mapping[str, str], *, wanted: bool | None
 ) -> dict[str, str]:
     from penstock import __version__
-    from penstock.spark.masters import is_local, runs_here
+    from penstock.spark.executors import is_local, runs_here
     from penstock.supply import pack
 
     if archive is None and wanted is None and (master is None or runs_here(master) or "PYSPARK_PYTHON" in os.environ):

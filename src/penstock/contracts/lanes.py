@@ -33,13 +33,13 @@ Why each row is visible exactly once, in the order of its source partition:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture, MarksLost, PenstockError, Superseded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession

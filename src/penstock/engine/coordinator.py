@@ -1,7 +1,7 @@
 """From Spark to the sinks: runs the epochs of one query. One of the two places that implement `foreachBatch`.
 
 An epoch is an `Attempt`, as often as it takes. A coroutine says what is done: `protocol.run_epoch`, or that of a weaker
-mode (`modes`). `LedgerRun.drive` hands each of its actions to `Coordinator._perform`. Nothing else here decides.
+mode (`attempt`). `LedgerRun.drive` hands each of its actions to `Coordinator._perform`. Nothing else here decides.
 """
 
 from __future__ import annotations
@@ -22,35 +22,31 @@ from penstock.checkpoint.decision import (
     WriterId,
     next_epoch,
 )
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import finish, keep_state, look, query_of, refuse_lost_state, restore
 from penstock.checkpoint.open import check_sources, history_of, mismatch
+from penstock.checkpoint.spark_log import Barrier, SparkLog
 from penstock.config import Checkpoints, Mode
+from penstock.contracts.sink import TwoPhaseSink
+from penstock.contracts.source import Body
 from penstock.engine import protocol
-from penstock.engine.attempt import Attempt, Gate
+from penstock.engine.attempt import AbortAll, Attempt, Begin, CommitOnce, Drop, Gate, at_least_once, at_most_once
 from penstock.engine.committers import Stragglers
 from penstock.engine.driver import LedgerRun
-from penstock.engine.modes import AbortAll, Begin, CommitOnce, Drop, at_least_once, at_most_once
-from penstock.engine.output_jobs import EachEpoch
-from penstock.engine.positions import Positions
+from penstock.engine.inflight import InFlight
+from penstock.engine.observer import Observer
+from penstock.engine.output_jobs import EachEpoch, Jobs
+from penstock.engine.positions import Inputs, Positions, RunningEpoch
 from penstock.engine.preparation import Preparation
 from penstock.engine.protocol import Failed, PreCommit, Prepared, Replay, Resume
 from penstock.engine.watermark import WatermarkTracker
 from penstock.errors import BarrierOverwritten, PenstockError, RealTimeRefused
+from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.logs import bound
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from penstock.checkpoint.ledger import Ledger
-    from penstock.checkpoint.spark_log import Barrier, SparkLog
-    from penstock.contracts.plan import Body
-    from penstock.contracts.sink import TwoPhaseSink
-    from penstock.engine.inflight import InFlight
-    from penstock.engine.observer import Observer
-    from penstock.engine.output_jobs import Jobs
-    from penstock.engine.positions import Inputs, RunningEpoch
-    from penstock.events import Events
 
 log = logging.getLogger("penstock")
 

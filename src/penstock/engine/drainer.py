@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint.decision import CheckpointState, Committable, DecisionId, Outcome, WriterId
-from penstock.checkpoint.inflight import Entry, log_of, read_log
-from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
+from penstock.checkpoint.inflight import Backlog, Entry, log_of, read_log
+from penstock.checkpoint.ledger import Ledger
+from penstock.config import Checkpoints
+from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.checksum import HASH_COLUMN, MODULO, sum_of_hashes
@@ -29,15 +31,9 @@ from penstock.engine.committers import SweepTimes, rows_lost
 from penstock.engine.driver import LedgerRun
 from penstock.engine.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
+from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.logs import bound
-
-if TYPE_CHECKING:
-    from penstock.checkpoint.inflight import Backlog
-    from penstock.checkpoint.ledger import Ledger
-    from penstock.config import Checkpoints
-    from penstock.contracts.sink import Committer
-    from penstock.events import Events
 
 log = logging.getLogger("penstock")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
@@ -17,17 +18,15 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
 from penstock.checkpoint.record import global_numbers, read_global
 from penstock.config import Checkpoints, Mode
+from penstock.contracts.source import QueryPlan, QueryProgress
 from penstock.errors import LedgerError
+from penstock.events import Events
 from penstock.sinks.kafka.sink import KafkaSink
 from penstock.sources.kafka import KafkaSource
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from penstock.contracts.plan import QueryPlan, QueryProgress
     from penstock.engine.query import QueryRunner
-    from penstock.events import Events
 
 _HERE = {"localhost": "127.0.0.1"}
 _ISOLATION = "kafka.isolation.level"  # of Kafka itself: read_uncommitted

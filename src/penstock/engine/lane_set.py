@@ -14,14 +14,13 @@ from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.spark_log import Barrier, LaneNote, SparkLog
 from penstock.contracts.lanes import Lane, LaneClient, Mark, Owner, RealTimeSink
 from penstock.contracts.sink import SinkScope
+from penstock.contracts.source import QueryPlan
 from penstock.engine.lanes import Known, begin, end, for_micro_batches
 from penstock.errors import PenstockError, PositionsLost, RealTimeRefused
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from penstock.contracts.plan import QueryPlan
 
 
 @dataclass

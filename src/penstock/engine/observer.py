@@ -18,17 +18,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.record import COMPLETE, FAILED, Alignment, CheckpointRecord, OperatorState, shares_of, tidy
+from penstock.config import Checkpoints
 from penstock.deadline import Deadline
-from penstock.spark.status import measure
+from penstock.engine.attempt import Attempt
+from penstock.events import Events
+from penstock.spark.query import measure
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from penstock.config import Checkpoints
-    from penstock.engine.attempt import Attempt
-    from penstock.events import Events
 
 log = logging.getLogger("penstock")
 

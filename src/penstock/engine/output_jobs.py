@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.contracts.sink import TRACE
+from penstock.contracts.sink import TRACE, Aside, SinkScope, TwoPhaseSink
 from penstock.engine import task
 from penstock.engine.checksum import rule_for, with_hashes
 from penstock.engine.task import Assignment, Route, Writing
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import TaskContext
     from pyspark.sql import DataFrame
-
-    from penstock.contracts.sink import Aside, SinkScope, TwoPhaseSink
 
 
 Assign = Callable[[], Assignment]

@@ -25,7 +25,7 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import completed
 from penstock.checkpoint.open import mismatch
 from penstock.checkpoint.spark_log import Barrier, SparkLog
-from penstock.contracts.plan import QueryPlan
+from penstock.contracts.source import QueryPlan
 from penstock.errors import BarrierOverwritten, JobStopped, LedgerError
 from penstock.storage.storage import AlreadyExists, Storage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -12,31 +12,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import REFUSED, Aside, Committer, SinkScope, TwoPhaseSink
+from penstock.contracts.source import Body, Outputs
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.attempt import Attempt, Watchdog
-from penstock.engine.output_jobs import with_aside
+from penstock.engine.committers import Committers
+from penstock.engine.driver import LedgerRun
+from penstock.engine.inflight import InFlight
+from penstock.engine.observer import Observer
+from penstock.engine.output_jobs import Answer, with_aside
+from penstock.engine.positions import Inputs
 from penstock.engine.task import Assignment, Route, Writing, attempt_of, committable
-from penstock.engine.watermark import forget_ids
+from penstock.engine.watermark import WatermarkTracker, forget_ids
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
-from penstock.spark.executors import fault_in
-from penstock.spark.masters import runs_tasks_itself
+from penstock.spark.executors import fault_in, runs_tasks_itself
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import DataFrame
-
-    from penstock.contracts.plan import Body, Outputs
-    from penstock.engine.committers import Committers
-    from penstock.engine.driver import LedgerRun
-    from penstock.engine.inflight import InFlight
-    from penstock.engine.observer import Observer
-    from penstock.engine.output_jobs import Answer
-    from penstock.engine.positions import Inputs
-    from penstock.engine.watermark import WatermarkTracker
 
 log = logging.getLogger("penstock")
 

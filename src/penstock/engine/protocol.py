@@ -30,8 +30,9 @@ or begun; where it cannot be, nothing is started (`LogBehind`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.checkpoint.decision import (
     CheckpointState,
@@ -46,9 +47,6 @@ from penstock.checkpoint.decision import (
     match_replay,
     next_epoch,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping
 
 # Actions. Each says what its driver sends back.
 

@@ -6,14 +6,18 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import FIRST, INFLIGHT, LEDGER
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.checkpoint.record import sums_of
-from penstock.contracts.plan import QueryPlan, QueryProgress
-from penstock.contracts.source import reader_name
+from penstock.checkpoint.spark_log import Barrier, SparkLog
+from penstock.config import Checkpoints
+from penstock.contracts.sink import TwoPhaseSink
+from penstock.contracts.source import QueryPlan, QueryProgress, Source, reader_name
 from penstock.deadline import Deadline
 from penstock.engine import streaming
 from penstock.engine.coordinator import Coordinator
@@ -21,9 +25,11 @@ from penstock.engine.inflight import InFlight
 from penstock.engine.lane_set import end_lanes
 from penstock.engine.observer import Observer, Sums
 from penstock.engine.positions import Inputs
+from penstock.engine.protocol import Resume
 from penstock.engine.steering import cut_final, final_epoch, is_due, not_held, refuse_drained
-from penstock.engine.streaming import with_verification
+from penstock.engine.watermark import WatermarkTracker
 from penstock.errors import JobStopped, PenstockError, PreCommitFailed
+from penstock.events import Events
 from penstock.logs import bound
 from penstock.savepoints.savepoint import HeldQuery
 from penstock.spark.executors import fault_in
@@ -44,19 +50,8 @@ from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from penstock.checkpoint.ledger import Ledger
-    from penstock.checkpoint.spark_log import Barrier, SparkLog
-    from penstock.config import Checkpoints
-    from penstock.contracts.sink import TwoPhaseSink
-    from penstock.contracts.source import Source
-    from penstock.engine.protocol import Resume
-    from penstock.engine.watermark import WatermarkTracker
-    from penstock.events import Events
 
 log = logging.getLogger("penstock")
 
@@ -302,7 +297,7 @@ class QueryRunner:
 
     def _run_once(self) -> None:
         """One start of the query: recover, then run until it ends. Raises what made it fail."""
-        plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
+        plan = streaming.with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
         storage = storage_at(self.checkpoint, self._spark)
         inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
         common = (self._spark, storage_at(self.folder, self._spark), self._checkpoints, self._events)

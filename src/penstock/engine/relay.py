@@ -22,7 +22,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import PRIVATE
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.open import ledger_at, mismatch, spark_log_at
+from penstock.checkpoint.spark_log import SparkLog
+from penstock.config import Checkpoints
 from penstock.contracts.sink import CheckContext, SinkScope, TwoPhaseSink, WriterScope
 from penstock.engine import protocol
 from penstock.engine.checksum import HASH_COLUMN, NESTED, rules_of
@@ -41,10 +44,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import TaskContext
     from pyspark.sql.types import StructType
-
-    from penstock.checkpoint.ledger import Ledger
-    from penstock.checkpoint.spark_log import SparkLog
-    from penstock.config import Checkpoints
 
 log = logging.getLogger("penstock")
 

@@ -15,24 +15,23 @@ from penstock import errors
 from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.layout import FIRST, LEDGER, QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.checkpoint.ledger import Ledger
+from penstock.config.resolve import Settings
+from penstock.contracts.source import QueryPlan
 from penstock.engine import protocol, settlement
 from penstock.engine.driver import explain_stop
 from penstock.engine.lane_set import end_lanes
 from penstock.engine.settlement import JobLedgers, QueryLedger
+from penstock.events import Events
 from penstock.progress import throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.restore import Restorer, report_restore
 from penstock.spark.settings import require_same_parallelism
 from penstock.storage.open import tree_at, tree_of
 from penstock.storage.storage import AlreadyExists, Storage
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from penstock.config.resolve import Settings
-    from penstock.contracts.plan import QueryPlan
-    from penstock.events import Events
-    from penstock.storage.tree import Tree
 
 log = logging.getLogger("penstock")
 

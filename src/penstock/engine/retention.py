@@ -16,19 +16,17 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.ledger import Ledger
 from penstock.errors import LedgerError, PenstockError
+from penstock.storage.storage import Storage
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     from pyspark.sql import SparkSession
-
-    from penstock.storage.storage import Storage
-    from penstock.storage.tree import Tree
 
 log = logging.getLogger("penstock")
 

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import QUERIES, query_uids
 from penstock.config import Checkpoints, Retention
-from penstock.contracts.plan import QueryPlan, reading
+from penstock.config.resolve import Settings
+from penstock.contracts.guarantees import Chain
+from penstock.contracts.sink import Finding, TwoPhaseSink
+from penstock.contracts.source import QueryPlan, Source, reading
 from penstock.deadline import Deadline
 from penstock.engine.global_checkpoint import GlobalCheckpoints
 from penstock.engine.query import QueryRunner
@@ -31,11 +34,6 @@ from penstock.storage.open import storage_at, tree_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from penstock.config.resolve import Settings
-    from penstock.contracts.guarantees import Chain
-    from penstock.contracts.sink import Finding, TwoPhaseSink
-    from penstock.contracts.source import Source
 
 log = logging.getLogger("penstock")
 

@@ -34,12 +34,11 @@ from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.storage.open import tree_at
+from penstock.storage.tree import Tree
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from penstock.storage.tree import Tree
 
 _EVIDENCE_SECONDS = 120.0  # to read what is in the target; an operator waits
 

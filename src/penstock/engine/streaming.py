@@ -13,33 +13,29 @@ All other queries get the writer behind the rows in each epoch.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.spark_log import SparkLog
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
-from penstock.contracts.source import EpochRead
+from penstock.contracts.source import EpochRead, Outputs, QueryPlan
 from penstock.engine.checksum import rule_for, rules_of, with_hashes
+from penstock.engine.coordinator import Coordinator
 from penstock.engine.output_jobs import Jobs, Planned, planned_task, with_aside
+from penstock.engine.protocol import Replay
 from penstock.engine.task import RESULT_SCHEMA, with_plain_names
 from penstock.errors import ConfigurationError
 from penstock.spark.lane_plan import traced
-from penstock.spark.query import plan_with, short_text, source_folders
+from penstock.spark.query import operators_of, plan_with, short_text, source_folders
 from penstock.spark.session import apply_checksum_files
-from penstock.spark.status import operators_of
 from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from penstock.checkpoint.spark_log import SparkLog
-    from penstock.contracts.plan import Outputs, QueryPlan
-    from penstock.engine.coordinator import Coordinator
-    from penstock.engine.protocol import Replay
 
 log = logging.getLogger("penstock")
 

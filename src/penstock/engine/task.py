@@ -13,27 +13,24 @@ import queue
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight import LogWriter
-from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
+from penstock.contracts.sink import SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.engine.checksum import FLAT, HASH_COLUMN, checksum_of, sum_of_hashes
 from penstock.errors import PenstockError, from_json
 from penstock.failpoints import failpoint
 from penstock.spark.executors import TaskFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import pyarrow as pa
     from pyspark import TaskContext
     from pyspark.sql import DataFrame
 
-    from penstock.contracts.sink import Writer
     from penstock.engine.aside import Refused, Sifter
 
 

@@ -22,8 +22,7 @@ from penstock.engine.preparation import write_as_it_is
 from penstock.errors import ConfigurationError
 from penstock.events import Events
 from penstock.naming import check_name
-from penstock.spark.executors import check_executors, importable, writer_modules
-from penstock.spark.masters import refuse_connect, require_shared
+from penstock.spark.executors import check_executors, importable, refuse_connect, require_shared, writer_modules
 from penstock.spark.query import RunningQuery, current_execution, plan_with
 from penstock.spark.settings import require_same_format
 from penstock.storage.open import storage_at

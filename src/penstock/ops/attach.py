@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.config.operations import LogFormat
 from penstock.config.resolve import resolve
 from penstock.contracts.guarantees import Chain, engine_link
-from penstock.contracts.plan import QueryPlan
+from penstock.contracts.source import QueryPlan
 from penstock.deadline import Deadline
 from penstock.engine.preparation import write_as_it_is
 from penstock.engine.settlement import JobLedgers
@@ -36,8 +36,7 @@ from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn, take_tu
 from penstock.processes import stop_on_signals
 from penstock.secrets import mask_setting, masked
 from penstock.sources.kafka import KafkaSource
-from penstock.spark.query import marks_of, stream_options
-from penstock.spark.status import SparkStatus, is_reading, operators_of
+from penstock.spark.query import SparkStatus, is_reading, marks_of, operators_of, stream_options
 
 if TYPE_CHECKING:
     from penstock.checkpoint.spark_log import Barrier

@@ -30,8 +30,7 @@ from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registry import expected_run
-from penstock.spark.executors import writer_modules
-from penstock.spark.masters import runs_tasks_itself
+from penstock.spark.executors import runs_tasks_itself, writer_modules
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.config.operations import Recovery
-    from penstock.contracts.plan import QueryPlan
+    from penstock.contracts.source import QueryPlan
     from penstock.events import Events
     from penstock.storage.tree import Tree
 

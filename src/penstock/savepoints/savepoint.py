@@ -40,7 +40,7 @@ from penstock.storage.open import storage_at, tree_at
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.contracts.plan import QueryPlan
+    from penstock.contracts.source import QueryPlan
     from penstock.storage.tree import Tree
 
 METADATA = SAVEPOINT

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import TRACE
+from penstock.contracts.source import QueryPlan
 from penstock.errors import RealTimeRefused
 from penstock.spark.query import analysed, columns_of, items, streams_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from penstock.contracts.plan import QueryPlan
 
 #: The columns behind the user's, of type string, int and bigint.
 POSITIONS = ("__penstock_topic", "__penstock_partition", "__penstock_offset")

@@ -23,13 +23,11 @@ from penstock.checkpoint import layout
 from penstock.secrets import without_secrets
 from penstock.spark.parse import Json, parse
 from penstock.spark.session import ensure_files
-from penstock.storage.storage import AlreadyExists
+from penstock.storage.storage import AlreadyExists, Storage
 from penstock.supply.jars import compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from penstock.storage.storage import Storage
 
 log = logging.getLogger("penstock")
 

@@ -19,14 +19,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.config import Checkpoints
 from penstock.config.levels import LOG_LEVEL
+from penstock.config.resolve import Settings
 from penstock.config.state import PARTITIONS
 from penstock.errors import ConfigurationError
 from penstock.kafka.settings import FILE_HANDLER
 from penstock.naming import user_cache
 from penstock.processes import usable_cores
 from penstock.secrets import is_secret, masked
-from penstock.spark import masters
+from penstock.spark import executors
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import apply_over_running, apply_settings, remember_defaults, warn_overridden
 from penstock.storage.private import create_own
@@ -39,9 +41,6 @@ from penstock.supply.versions import KAFKA_JARS, installed_text, installed_versi
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
-
-    from penstock.config import Checkpoints
-    from penstock.config.resolve import Settings
 
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
@@ -88,7 +87,7 @@ def session(
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
     gives way to spark-submit, and wins over defaults."""
     asked = {**(file or {}), **conf}
-    masters.refuse_connect(remote=asked.get("spark.remote"))
+    executors.refuse_connect(remote=asked.get("spark.remote"))
     from pyspark.sql import SparkSession
 
     # A worker must be this very interpreter, or it lacks the packages the job imports.
@@ -97,7 +96,7 @@ def session(
     warn_if_untried(installed_text())
     running = running_session()
     if running is None:
-        masters.require_known(asked.get("spark.master", "local"))
+        executors.require_known(asked.get("spark.master", "local"))
         os.environ["JAVA_HOME"] = str(find_java().home)
         sets = sets_to_bring(jars)
         existing = _existing_settings(asked, jars=() if brings_jars(asked) else sets)
@@ -115,8 +114,8 @@ def session(
         builder = SparkSession.builder.appName(name)
         for key, value in wanted.items():
             builder = builder.config(key, value)
-        masters.require_answer(master)
-        with masters.cluster_errors(master):
+        executors.require_answer(master)
+        with executors.cluster_errors(master):
             running = builder.getOrCreate()
         remember_defaults(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
         running.sparkContext.setLogLevel(asked.get(LOG_LEVEL, "ERROR"))
@@ -131,7 +130,7 @@ class JobSession:
     def __init__(self, name: str, settings: Settings, checkpoints: Checkpoints, spark: SparkSession | None) -> None:
         self._name, self._settings, self._checkpoints, self._spark = name, settings, checkpoints, spark
         if spark is not None:
-            masters.refuse_connect(spark)
+            executors.refuse_connect(spark)
             apply_over_running(spark, settings)
 
     def get(self, conf: Mapping[str, str] | None = None, jars: Iterable[str] = ()) -> SparkSession:
@@ -155,7 +154,7 @@ class JobSession:
 
     def require_shared(self) -> None:
         """Raise where executors could not see the checkpoint storage."""
-        masters.require_shared(self._checkpoints.storage, self.get(), is_shared=self._checkpoints.storage_is_shared)
+        executors.require_shared(self._checkpoints.storage, self.get(), is_shared=self._checkpoints.storage_is_shared)
 
 
 def running_session() -> SparkSession | None:
@@ -228,16 +227,16 @@ def _uncontested(file: Mapping[str, str], existing: SparkConf) -> dict[str, str]
 
 def _defaults(master: str, local_storage: bool) -> dict[str, str]:
     defaults = dict(DEFAULTS)
-    if masters.is_local(master):  # the shuffle partitions of a cluster are its owner's business
+    if executors.is_local(master):  # the shuffle partitions of a cluster are its owner's business
         inside = master.partition("[")[2].rstrip("]").partition(",")[0]
         cores = usable_cores() if inside == "*" else int(inside) if inside.isdigit() else 1
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
         defaults[PARTITIONS] = str(cores)
-    if masters.runs_here(master):
+    if executors.runs_here(master):
         defaults["spark.ui.enabled"] = "false"
         defaults["spark.driver.host"] = "127.0.0.1"
         defaults["spark.driver.bindAddress"] = "127.0.0.1"
-    if masters.runs_here(master) or is_shipped():
+    if executors.runs_here(master) or is_shipped():
         # Workers that are processes of this machine, or come out of our archive, can import what the job can. Elsewhere
         # one that cannot would fail before it could be asked what it lacks.
         defaults["spark.python.daemon.module"] = _DAEMON
@@ -352,7 +351,7 @@ def paths_to_give(sets: Sequence[str], master: str, setting: Callable[[str], str
     driver that runs tasks itself."""
     named = " ".join(map(setting, _NAMED))
     paths = [str(path) for jar in sets if not _is_brought(jar, named) for path in jar_set(jar)]
-    return _not_on_class_path(paths) if masters.runs_tasks_itself(master) else paths
+    return _not_on_class_path(paths) if executors.runs_tasks_itself(master) else paths
 
 
 def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:

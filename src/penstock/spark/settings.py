@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import STATE
 from penstock.checkpoint.open import spark_log_at
-from penstock.checkpoint.spark_log import STATE_FORMAT
+from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.config.levels import CODE, OPTIONS, describe_setting
+from penstock.config.resolve import Settings, SparkSetting
 from penstock.config.state import PARTITIONS, PROVIDER, Backend, backend_of, check_backend
 from penstock.errors import ConfigurationError
 from penstock.storage.open import storage_at
@@ -18,9 +19,6 @@ from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from penstock.checkpoint.spark_log import SparkLog
-    from penstock.config.resolve import Settings, SparkSetting
 
 log = logging.getLogger("penstock")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.engine import real_time
-from penstock.spark.real_time import RealTimeQuery
+from penstock.engine.real_time import RealTimeQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

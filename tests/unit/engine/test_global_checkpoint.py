@@ -14,7 +14,7 @@ import pytest
 from penstock import Checkpoints, KafkaSink, KafkaSource
 from penstock.checkpoint.layout import seal, unseal
 from penstock.checkpoint.record import global_numbers, read_global
-from penstock.contracts.plan import QueryPlan, QueryProgress
+from penstock.contracts.source import QueryPlan, QueryProgress
 from penstock.engine.global_checkpoint import GlobalCheckpoints, downstream_first, find_links, take_cut
 from penstock.engine.query import QueryRunner
 from penstock.errors import LedgerCorrupt, LedgerError

@@ -9,8 +9,7 @@ import pytest
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import Barrier
-from penstock.contracts.plan import QueryPlan
-from penstock.contracts.source import Source
+from penstock.contracts.source import QueryPlan, Source
 from penstock.engine.positions import Inputs
 from penstock.errors import JobStopped, LedgerCorrupt, PositionsLost
 from tests.support.memory_storage import MemoryStorage

@@ -15,8 +15,7 @@ import pytest
 from penstock import CheckpointInfo, Checkpoints, Job, PenstockError
 from penstock.errors import ConfigurationError
 from penstock.events import Events
-from penstock.job.handle import JobHandle, table
-from penstock.job.job import Callbacks
+from penstock.job.job import Callbacks, JobHandle, table
 from tests.support.waiting import until
 
 

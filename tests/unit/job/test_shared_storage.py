@@ -8,7 +8,7 @@ import pytest
 
 from penstock import Checkpoints
 from penstock.errors import StorageNotShared
-from penstock.spark.masters import require_shared
+from penstock.spark.executors import require_shared
 
 
 class Session:

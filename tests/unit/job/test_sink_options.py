@@ -19,8 +19,7 @@ from penstock.engine.checksum import ARROW as NESTED_RULE
 from penstock.engine.hashing import RowHashes
 from penstock.engine.relay import fitted
 from penstock.errors import ConfigurationError, GuaranteeError, SchemaMismatch
-from penstock.job.sink_options import SINKS, arguments_of, parse_options, sink_class
-from penstock.job.stream_sink import StreamSink
+from penstock.job.stream_sink import SINKS, StreamSink, arguments_of, parse_options, sink_class
 
 ROOT = Path(__file__).resolve().parents[3]
 KAFKA = {"sink": "kafka", "uid": "out", "checkpointLocation": "/c/out", "servers": "localhost:1", "topic": "t"}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from penstock import FileSource, Guarantee
-from penstock.contracts.plan import QueryPlan, source_links
-from penstock.contracts.source import EpochRead
+from penstock.contracts.source import EpochRead, QueryPlan, source_links
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.sources import files
 from penstock.sources.files import NO_AGE, noted_files

@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock import Job, KafkaSink
 from penstock.errors import ConnectUnsupported
-from penstock.spark.masters import refuse_connect
+from penstock.spark.executors import refuse_connect
 
 
 class ConnectSession:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import ClusterUnavailable, ConfigurationError
-from penstock.spark import masters, session
-from penstock.spark.masters import cluster_errors, require_answer, require_known, runs_here
+from penstock.spark import executors, session
+from penstock.spark.executors import cluster_errors, require_answer, require_known, runs_here
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_one_master_that_answers_is_enough(listening: int) -> None:
 
 
 def test_a_master_that_is_down_is_named_and_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masters, "_ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(executors, "_ANSWER_SECONDS", 0.0)
     with pytest.raises(ClusterUnavailable, match=r"No Spark master answers at spark://127\.0\.0\.1:1\.") as down:
         require_answer("spark://127.0.0.1:1")
     assert down.value.retryable

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext, find_spark_home
 
 from penstock.spark import session
-from penstock.spark.masters import runs_tasks_itself
+from penstock.spark.executors import runs_tasks_itself
 
 
 @pytest.fixture(autouse=True)

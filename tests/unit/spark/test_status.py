@@ -12,7 +12,7 @@ import pytest
 
 from penstock.checkpoint.record import Alignment
 from penstock.engine.observer import progress_of, state_sizes
-from penstock.spark.status import SparkStatus, is_reading, measure
+from penstock.spark.query import SparkStatus, is_reading, measure
 
 EPOCH = 7
 BATCH = "jobs.out<br/>id = 1<br/>runId = run-1<br/>batch = {}"
