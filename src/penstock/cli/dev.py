@@ -65,12 +65,12 @@ def kafka_topics(
     json: Json = False,
 ) -> None:
     """List topics with their rows; create those that are named."""
-    from penstock.dev import topics
+    from penstock.dev import kafka as broker
 
-    servers = topics.servers_of(servers)
-    with topics.named_errors(servers, "listing topics"):
-        topics.create_topics(servers, create or [], partitions)
-        Output.choose(json).table("Topics", topics.list_topics(servers))
+    servers = broker.servers_of(servers)
+    with broker.named_errors(servers, "listing topics"):
+        broker.create_topics(servers, create or [], partitions)
+        Output.choose(json).table("Topics", broker.list_topics(servers))
 
 
 @kafka.command("produce")
@@ -87,14 +87,14 @@ def kafka_produce(
     import itertools
     import sys
 
-    from penstock.dev import topics
+    from penstock.dev import kafka as broker
 
-    servers, output, sent = topics.servers_of(servers), Output.choose(json), 0
-    source = ((None, line.rstrip("\n")) for line in sys.stdin) if stdin else topics.payments()
-    with topics.named_errors(servers, f"writing to {topic!r}"):
-        topics.create_topics(servers, [topic], partitions)
+    servers, output, sent = broker.servers_of(servers), Output.choose(json), 0
+    source = ((None, line.rstrip("\n")) for line in sys.stdin) if stdin else broker.payments()
+    with broker.named_errors(servers, f"writing to {topic!r}"):
+        broker.create_topics(servers, [topic], partitions)
         try:
-            for sent in topics.produce(servers, topic, itertools.islice(source, rows), rate):
+            for sent in broker.produce(servers, topic, itertools.islice(source, rows), rate):
                 output.line(f"{sent:,} rows in {topic}")
         except KeyboardInterrupt:
             pass
@@ -114,11 +114,11 @@ def kafka_consume(
     """Print a topic's rows as a read_committed reader gets them, from its beginning."""
     import itertools
 
-    from penstock.dev import topics
+    from penstock.dev import kafka as broker
 
-    servers, output = topics.servers_of(servers), Output.choose(json)
-    with topics.named_errors(servers, f"reading {topic!r}"):
-        found = topics.consume(servers, topic, follow=not until_end, newest=newest, committed=not uncommitted)
+    servers, output = broker.servers_of(servers), Output.choose(json)
+    with broker.named_errors(servers, f"reading {topic!r}"):
+        found = broker.consume(servers, topic, follow=not until_end, newest=newest, committed=not uncommitted)
         try:
             for row in itertools.islice(found, rows):
                 output.row(row, f"{row['key'] or '-'}  {row['value'] or '-'}")
