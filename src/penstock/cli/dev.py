@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -84,9 +87,6 @@ def kafka_produce(
     json: Json = False,
 ) -> None:
     """Fill a topic with payments in JSON, or with lines of your own."""
-    import itertools
-    import sys
-
     from penstock.dev import kafka as broker
 
     servers, output, sent = broker.servers_of(servers), Output.choose(json), 0
@@ -112,8 +112,6 @@ def kafka_consume(
     json: Json = False,
 ) -> None:
     """Print a topic's rows as a read_committed reader gets them, from its beginning."""
-    import itertools
-
     from penstock.dev import kafka as broker
 
     servers, output = broker.servers_of(servers), Output.choose(json)
@@ -159,9 +157,6 @@ def java(json: Json = False) -> None:
 @app.command("archive")
 def archive(json: Json = False) -> None:
     """Write archives of Java's classes, so that drivers start faster; does nothing when they are there."""
-    import subprocess
-    import sys
-
     from penstock.supply.jars import DEFAULT_SETS
 
     output = Output.choose(json)
