@@ -95,7 +95,7 @@ def test_a_sound_job_is_not_accused(name: str, place: Path) -> None:
 @pytest.mark.timeout(400)
 def test_a_sound_job_without_end_is_not_accused(place: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calm run is one epoch over what the drilled run has read."""
-    from penstock.dev.topics import create_topics, produce
+    from penstock.dev.kafka import create_topics, produce
 
     topic = f"drilled-{place.name}"
     monkeypatch.setenv("PENSTOCK_TEST_SERVERS", broker.servers)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.config.operations import Rest
+from penstock.ops.server.app import ui_application
 from penstock.ops.server.connections import Server, uvicorn_config
 from penstock.ops.server.serving import listen
-from penstock.ops.server.ui import ui_application
 from penstock.ops.server.web import Access
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import subprocess
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -65,12 +68,12 @@ def kafka_topics(
     json: Json = False,
 ) -> None:
     """List topics with their rows; create those that are named."""
-    from penstock.dev import topics
+    from penstock.dev import kafka as broker
 
-    servers = topics.servers_of(servers)
-    with topics.named_errors(servers, "listing topics"):
-        topics.create_topics(servers, create or [], partitions)
-        Output.choose(json).table("Topics", topics.list_topics(servers))
+    servers = broker.servers_of(servers)
+    with broker.named_errors(servers, "listing topics"):
+        broker.create_topics(servers, create or [], partitions)
+        Output.choose(json).table("Topics", broker.list_topics(servers))
 
 
 @kafka.command("produce")
@@ -84,17 +87,14 @@ def kafka_produce(
     json: Json = False,
 ) -> None:
     """Fill a topic with payments in JSON, or with lines of your own."""
-    import itertools
-    import sys
+    from penstock.dev import kafka as broker
 
-    from penstock.dev import topics
-
-    servers, output, sent = topics.servers_of(servers), Output.choose(json), 0
-    source = ((None, line.rstrip("\n")) for line in sys.stdin) if stdin else topics.payments()
-    with topics.named_errors(servers, f"writing to {topic!r}"):
-        topics.create_topics(servers, [topic], partitions)
+    servers, output, sent = broker.servers_of(servers), Output.choose(json), 0
+    source = ((None, line.rstrip("\n")) for line in sys.stdin) if stdin else broker.payments()
+    with broker.named_errors(servers, f"writing to {topic!r}"):
+        broker.create_topics(servers, [topic], partitions)
         try:
-            for sent in topics.produce(servers, topic, itertools.islice(source, rows), rate):
+            for sent in broker.produce(servers, topic, itertools.islice(source, rows), rate):
                 output.line(f"{sent:,} rows in {topic}")
         except KeyboardInterrupt:
             pass
@@ -112,13 +112,11 @@ def kafka_consume(
     json: Json = False,
 ) -> None:
     """Print a topic's rows as a read_committed reader gets them, from its beginning."""
-    import itertools
+    from penstock.dev import kafka as broker
 
-    from penstock.dev import topics
-
-    servers, output = topics.servers_of(servers), Output.choose(json)
-    with topics.named_errors(servers, f"reading {topic!r}"):
-        found = topics.consume(servers, topic, follow=not until_end, newest=newest, committed=not uncommitted)
+    servers, output = broker.servers_of(servers), Output.choose(json)
+    with broker.named_errors(servers, f"reading {topic!r}"):
+        found = broker.consume(servers, topic, follow=not until_end, newest=newest, committed=not uncommitted)
         try:
             for row in itertools.islice(found, rows):
                 output.row(row, f"{row['key'] or '-'}  {row['value'] or '-'}")
@@ -159,9 +157,6 @@ def java(json: Json = False) -> None:
 @app.command("archive")
 def archive(json: Json = False) -> None:
     """Write archives of Java's classes, so that drivers start faster; does nothing when they are there."""
-    import subprocess
-    import sys
-
     from penstock.supply.jars import DEFAULT_SETS
 
     output = Output.choose(json)

@@ -131,7 +131,7 @@ def run_here(start: Start) -> int:
 def _live(start: Start) -> AbstractContextManager[None]:
     if start.log or not sys.stderr.isatty():
         return nullcontext()
-    from penstock.cli.live import following
+    from penstock.cli.show import following
 
     return following(start)
 

@@ -52,10 +52,20 @@ def ui(
         tell(find_running(job, None).client.page_link())
         return
     from penstock.config.resolve import resolve
-    from penstock.ops.server.ui import serve_ui
+    from penstock.ops.server.app import ui_application
+    from penstock.ops.server.connections import Server, uvicorn_config
+    from penstock.ops.server.serving import names_of, open_listener, place_of
+    from penstock.ops.server.web import Access
 
-    token = os.environ.get("PENSTOCK_TOKEN", "").strip() or secrets.token_urlsafe(32)
-    serve_ui(replace(resolve().rest, port=port), token, storage or [], tell)
+    rest = replace(resolve().rest, port=port)
+    access = Access(os.environ.get("PENSTOCK_TOKEN", "").strip() or secrets.token_urlsafe(32))
+    listener = open_listener(rest)
+    app = ui_application(access, storage or [], names_of(listener, rest)).asgi()
+    server = Server(uvicorn_config(app, rest, "critical"))
+    server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
+    tell(f"{'http' if rest.certificate is None else 'https'}://{place_of(listener, rest)}/#code={access.new_code()}")
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
 
 
 def _open_browser(link: str) -> None:

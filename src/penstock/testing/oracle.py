@@ -65,14 +65,12 @@ def compare(expected: Any, actual: Any) -> Verdict:
     Between columns of one kind the width does not count (int and bigint, float and double, text and large text), nor
     does the unit of a time; columns of different kinds are a `SchemaMismatch`."""
     left, right = _columns(expected), _columns(actual)
-    if left is None or right is None:
-        counts = _counter(expected), _counter(actual)
-        keys = list({**counts[0], **counts[1]})
-        wanted, seen = (np.array([side[key] for key in keys], dtype=np.int64) for side in counts)
-        return _judge(wanted, seen, lambda rows: [_value(keys[row]) for row in rows])
-    if left.schema.names != right.schema.names:
-        raise _mismatch(left.schema, right.schema)
-    return _compare_tables(left, right)
+    if left is not None and right is not None:
+        return _compare_tables(left, right)
+    counts = _counter(expected), _counter(actual)
+    keys = list({**counts[0], **counts[1]})
+    wanted, seen = (np.array([side[key] for key in keys], dtype=np.int64) for side in counts)
+    return _judge(wanted, seen, lambda rows: [keys[row][1] for row in rows])
 
 
 def _columns(side: Any) -> pa.Table | None:
@@ -91,69 +89,52 @@ def _columns(side: Any) -> pa.Table | None:
 
 def _counter(side: Any) -> Counter[Any]:
     if isinstance(side, Mapping):
-        return Counter({_key(value): count for value, count in side.items()})
+        return Counter({(_kind(value), value): count for value, count in side.items()})
     table = _columns(side)
-    if table is not None:
-        columns = [column.to_pylist() for column in table.columns]
-        side = columns[0] if len(columns) == 1 else zip(*columns, strict=True)
-    return Counter(map(_key, side))
+    return Counter((_kind(value), value) for value in (side if table is None else _rows(table)))
+
+
+def _rows(table: pa.Table) -> list[Any]:
+    columns = [column.to_pylist() for column in table.columns]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 #: Python's classes for values that numpy and others have their own classes for, most special first.
-_KINDS = (tuple, bool, int, float, str, bytes, dt.datetime)
+_KINDS = (bool, int, float, str, bytes, dt.datetime)
 
 
-def _key(value: Any) -> tuple[type, Any]:
-    """The value with its kind: in Python 1, True and 1.0 are equal."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    kind = next((known for known in _KINDS if isinstance(value, known)), type(value))
-    return kind, tuple(map(_key, value)) if kind is tuple else value
-
-
-def _value(key: tuple[type, Any]) -> Any:
-    kind, value = key
-    return tuple(map(_value, value)) if kind is tuple else value
+def _kind(value: Any) -> Any:
+    """In Python 1, True and 1.0 are equal; their kinds are not."""
+    if isinstance(value, tuple):
+        return tuple(map(_kind, value))
+    value = value.item() if isinstance(value, np.generic) else value
+    return next((known for known in _KINDS if isinstance(value, known)), type(value))
 
 
 def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:
-    if not all(map(_same_kind, expected.schema.types, actual.schema.types)):
-        raise _mismatch(expected.schema, actual.schema)
+    left, right = expected.schema, actual.schema
+    if left.names != right.names or not all(map(_same_kind, left.types, right.types)):
+        raise _mismatch(left, right)
     try:
-        sides = (expected.schema, actual.schema)
-        schemas = [pa.schema([column.with_type(_plain(column.type)) for column in side]) for side in sides]
+        schemas = [pa.schema([column.with_type(_plain(column.type)) for column in side]) for side in (left, right)]
         common = pa.unify_schemas(schemas, promote_options="permissive")
         expected, actual = expected.cast(common), actual.cast(common)
     except pa.ArrowException as error:
-        raise _mismatch(expected.schema, actual.schema) from error
+        raise _mismatch(left, right) from error
     keys = [f"c{number}" for number in range(expected.num_columns)]
-    marked = []
-    for table, wanted in ((expected, 1), (actual, 0)):
-        table = table.rename_columns(keys)
-        table = table.append_column("wanted", pa.array(np.full(len(table), wanted, dtype=np.int64)))
-        marked.append(table.append_column("seen", pa.array(np.full(len(table), 1 - wanted, dtype=np.int64))))
-    groups = pa.concat_tables(marked).group_by(keys).aggregate([("wanted", "sum"), ("seen", "sum")])
-
-    def examples(rows: Column) -> list[Any]:
-        few = groups.select(keys).take(pa.array(rows))
-        columns = [column.to_pylist() for column in few.columns]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-    return _judge(groups["wanted_sum"].to_numpy(), groups["seen_sum"].to_numpy(), examples)
+    marked = [
+        table.rename_columns(keys).append_column("wanted", pa.array(np.full(len(table), wanted, dtype=np.int64)))
+        for table, wanted in ((expected, 1), (actual, 0))
+    ]
+    groups = pa.concat_tables(marked).group_by(keys).aggregate([("wanted", "sum"), ("wanted", "count")])
+    wanted, both = groups["wanted_sum"].to_numpy(), groups["wanted_count"].to_numpy()
+    return _judge(wanted, both - wanted, lambda rows: _rows(groups.select(keys).take(pa.array(rows))))
 
 
+_TEXT, _BYTES = {pa.string(), pa.large_string(), pa.string_view()}, {pa.binary(), pa.large_binary(), pa.binary_view()}
 _SAME_KIND: tuple[Callable[[pa.DataType], bool], ...] = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
-    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind),
-    pa.types.is_date,
-    pa.types.is_time,
-    pa.types.is_duration,
-    lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
-    lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
+    *(pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date, pa.types.is_time),
+    *(pa.types.is_duration, pa.types.is_timestamp, _TEXT.__contains__, _BYTES.__contains__),
 )
 
 
@@ -172,7 +153,8 @@ def _same_kind(left: pa.DataType, right: pa.DataType) -> bool:
         inner = [(left.field(at), right.field(at)) for at in range(left.num_fields)]
         named = not pa.types.is_struct(left) or all(part.name == other.name for part, other in inner)
         return named and all(_same_kind(part.type, other.type) for part, other in inner)
-    return any(is_kind(left) and is_kind(right) for is_kind in _SAME_KIND)
+    zones = getattr(left, "tz", None), getattr(right, "tz", None)  # a time of a zone is none on a wall's clock
+    return zones[0] == zones[1] and any(is_kind(left) and is_kind(right) for is_kind in _SAME_KIND)
 
 
 def _judge(wanted: Column, seen: Column, name: Callable[[Column], list[Any]]) -> Verdict:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.cli.live import LiveRows, rows_of
-from penstock.cli.show import JobFacts
+from penstock.cli.show import JobFacts, LiveRows, rows_of
 from penstock.ops.process.registry import Entry, State, now_ms
 
 ENTRY = Entry("a" * 32, "payments", State.RUNNING)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ops.server.app import Application
-from penstock.ops.server.ui import ui_application
+from penstock.ops.server.app import Application, ui_application
 from penstock.ops.server.web import Access, Asgi
 from tests.support.fake_job import served
 

@@ -20,8 +20,8 @@ import pytest
 
 from penstock.errors import ControlError, PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, history_folder
+from penstock.ops.server import app as ui_server
 from penstock.ops.server import commands, control, history, own
-from penstock.ops.server import ui as ui_server
 from tests.support.fake_job import Served, served
 from tests.support.ui_client import a_story, request, ui
 from tests.support.ui_link import link_of
