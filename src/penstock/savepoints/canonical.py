@@ -18,13 +18,7 @@ from penstock.errors import LedgerCorrupt
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
-from penstock.spark_state.rewrite import (
-    RewritePlan,
-    open_readable,
-    read_commit,
-    require_reader,
-    require_spread_by_key,
-)
+from penstock.spark_state.rewrite import RewritePlan, open_readable, read_commit, require_reader, require_spread_by_key
 from penstock.spark_state.store_rows import (
     FAMILY,
     KEY,

@@ -22,8 +22,17 @@ from penstock.config.state import PARTITIONS, PROVIDER, PROVIDERS, Backend, back
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
-from penstock.spark_state.store_rows import JOIN, JOIN_FORMAT, join_format, raw_rows, spread_over
-from penstock.spark_state.store_writing import HASHMAP_CODEC, Rows, write_hashmap, write_rocksdb
+from penstock.spark_state.store_rows import (
+    HASHMAP_CODEC,
+    JOIN,
+    JOIN_FORMAT,
+    Rows,
+    join_format,
+    raw_rows,
+    spread_over,
+    write_hashmap,
+    write_rocksdb,
+)
 from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.open import tree_at
 from penstock.storage.tree import Tree
