@@ -23,8 +23,17 @@ from penstock.checkpoint.decision import Committable
 from penstock.deadline import Deadline
 from penstock.errors import PenstockError, SystemUnavailable
 from penstock.kafka import errors
-from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, kafka_python
-from penstock.kafka.log import Place, batches, fetch, find_leaders, find_places
+from penstock.kafka.connections import (
+    REQUEST_SECONDS,
+    Connections,
+    NotSent,
+    Place,
+    batches,
+    fetch,
+    find_leaders,
+    find_places,
+    kafka_python,
+)
 
 _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 #: No answer; not a code of Kafka's.
