@@ -29,8 +29,7 @@ from penstock.sinks.postgres import tables
 from penstock.sinks.postgres.connection import SETTINGS, SYSTEM, Server, client, is_on_a_key, same_key
 from penstock.sinks.postgres.dialect import PostgresDialect, application
 from penstock.sinks.postgres.types import Route, Unstorable, route
-from penstock.sinks.sql.dialect import NOTHING, payload_of
-from penstock.sinks.sql.faults import Fault
+from penstock.sinks.sql.dialect import NOTHING, Fault, payload_of
 from penstock.sinks.sql.tables import literal, numbers_in, quoted, require_values, staging_name, writer_name
 
 if TYPE_CHECKING:
