@@ -32,8 +32,7 @@ from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registry import expected_run
 from penstock.spark.executors import writer_modules
 from penstock.spark.masters import runs_tasks_itself
-from penstock.storage.local import LocalStorage
-from penstock.storage.open import storage_at
+from penstock.storage.local import LocalStorage, storage_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,7 +31,7 @@ from penstock.spark_state.store_rows import (
     typed_rows,
 )
 from penstock.spark_state.work_session import open_work_session, tell_tasks
-from penstock.storage.open import tree_at
+from penstock.storage.local import tree_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:

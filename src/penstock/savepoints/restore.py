@@ -31,12 +31,21 @@ from penstock.config.state import Backend
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
-from penstock.savepoints.mapping import Fate, ProgramQuery, QueryMapping, ReportLine, RestoreMapping, compare
-from penstock.savepoints.restorable import Restorable, job_folder, open_restorable
+from penstock.savepoints.restorable import (
+    Fate,
+    ProgramQuery,
+    QueryMapping,
+    ReportLine,
+    Restorable,
+    RestoreMapping,
+    compare,
+    job_folder,
+    open_restorable,
+)
 from penstock.savepoints.savepoint import Kind
 from penstock.spark.settings import wanted_format
 from penstock.spark_state.metadata import plan_operators, read_metadata, relocate
-from penstock.storage.open import tree_at
+from penstock.storage.local import tree_at
 from penstock.storage.storage import same_place
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from penstock.contracts.sink import CheckContext, Finding
 from penstock.contracts.source import Source
 from penstock.sources.journal import Journal, read_identity, require_same
 from penstock.sources.streams import register, stream_reader
-from penstock.storage.local import folder_warnings
-from penstock.storage.private import require_own
+from penstock.storage.local import folder_warnings, require_own
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:

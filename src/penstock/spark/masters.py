@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ClusterUnavailable, ConfigurationError, ConnectUnsupported, StorageNotShared
-from penstock.storage.open import is_own_disk
+from penstock.storage.local import is_own_disk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

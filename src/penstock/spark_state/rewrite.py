@@ -34,7 +34,7 @@ from penstock.spark_state.store_rows import (
     write_rocksdb,
 )
 from penstock.spark_state.work_session import open_work_session, tell_tasks
-from penstock.storage.open import tree_at
+from penstock.storage.local import tree_at
 from penstock.storage.tree import Tree
 from penstock.supply.versions import SparkVersion, version_of
 

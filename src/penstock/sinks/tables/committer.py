@@ -37,13 +37,13 @@ from penstock.deadline import Deadline, beside
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
-from penstock.sinks.tables.columns import changed
 from penstock.sinks.tables.target import (
     Change,
     History,
     Known,
     Target,
     Written,
+    changed,
     marked_position,
     marked_values,
     marker_name,

@@ -32,9 +32,20 @@ from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError
 from penstock.sinks.files import is_local
 from penstock.sinks.files.encode import leaves
-from penstock.sinks.tables.columns import VARCHAR, check_partitions, strict_inside, varchar_length
 from penstock.sinks.tables.sink import public_address
-from penstock.sinks.tables.target import Change, History, Known, Target, Written, has_bounds, token_of
+from penstock.sinks.tables.target import (
+    VARCHAR,
+    Change,
+    History,
+    Known,
+    Target,
+    Written,
+    check_partitions,
+    has_bounds,
+    strict_inside,
+    token_of,
+    varchar_length,
+)
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ObjectTree
 from penstock.storage.local import LocalTree

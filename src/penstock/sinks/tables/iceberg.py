@@ -36,9 +36,18 @@ from pyiceberg.typedef import Record
 
 from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError
-from penstock.sinks.tables.columns import check_partitions, strict_inside
 from penstock.sinks.tables.iceberg_mark import Pages, mark_in
-from penstock.sinks.tables.target import Change, History, Known, Target, Written, has_bounds, private_folder
+from penstock.sinks.tables.target import (
+    Change,
+    History,
+    Known,
+    Target,
+    Written,
+    check_partitions,
+    has_bounds,
+    private_folder,
+    strict_inside,
+)
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ArrowTree, ObjectTree
 from penstock.storage.local import LocalTree

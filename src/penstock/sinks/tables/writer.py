@@ -18,8 +18,19 @@ import pyarrow.compute as pc
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed
 from penstock.sinks.files.encode import ParquetEncoder, leaves
-from penstock.sinks.tables.columns import adapt, check_partitions, fit, plain, types_of
-from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_body, marker_name
+from penstock.sinks.tables.target import (
+    Known,
+    Target,
+    Written,
+    adapt,
+    check_partitions,
+    data_name,
+    fit,
+    marker_body,
+    marker_name,
+    plain,
+    types_of,
+)
 
 if TYPE_CHECKING:
     from penstock.storage.tree import StagedFile
