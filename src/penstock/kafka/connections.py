@@ -207,8 +207,6 @@ class Connections:
 
 
 class _Secret(str):
-    """A password that the client library cannot log."""
-
     __slots__ = ()
 
     def __repr__(self) -> str:

@@ -134,7 +134,6 @@ def _epochs(
 
 
 def _newest_epochs(root: Tree, uids: Sequence[str], path: str) -> tuple[str, dict[str, int]]:
-    """History and newest complete epoch of every query that has one."""
     history = Histories(root.storage).current()
     newest = {uid: SparkLog(root.at(f"{uid}/{history}").storage).next_epoch()[0] - 1 for uid in uids}
     epochs = {uid: epoch for uid, epoch in newest.items() if epoch >= 0}

@@ -229,7 +229,6 @@ class Receiver:
                 self._journal.report(error)
 
     def _connect(self, journal: Journal) -> None:
-        """One connection, from its beginning to its end."""
         with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
             if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError("no process listens on the port, and TCP connected the socket to itself")

@@ -38,16 +38,8 @@ from penstock.checkpoint import layout
 from penstock.checkpoint.decision import StateIds
 from penstock.config.state import Backend, backend_of
 from penstock.errors import PenstockError, SavepointError
+from penstock.spark_state import work_session
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store
-from penstock.spark_state.work_session import (
-    cause_of,
-    hadoop_conf,
-    java_schema,
-    reinterpret,
-    resolve_location,
-    scala_option,
-    to_json,
-)
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 from penstock.supply.versions import version_of
@@ -102,7 +94,7 @@ def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -
 
     key = store.families[0].key
     schema = struct_of([("key", number_columns(key)), (KEY, "binary"), (VALUE, "binary")])
-    keyed = reinterpret(work, typed.select("key", "key", "value"), schema)
+    keyed = work_session.reinterpret(work, typed.select("key", "key", "value"), schema)
     whole = columns == len(key["fields"])
     spread_by = f.col("key") if whole else f.struct(*(f.col("key").getField(f"c{i}") for i in range(columns)))
     return keyed.select(spread_by.alias(PARTITION), KEY, VALUE, f.lit(DEFAULT).alias(FAMILY))
@@ -113,9 +105,9 @@ def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Sto
     version = version_of(work)
     if not version.rewrites_rocksdb:
         return known_partition_columns(operator.name, store)
-    key, none = java_schema(work, store.families[0].key), scala_option(work)
+    key, none = work_session.java_schema(work, store.families[0].key), work_session.scala_option(work)
     factory = version.java_class(work, "StatePartitionKeyExtractorFactory")
-    extractor = factory.create(operator.name, key, store.name, DEFAULT, scala_option(work, form), none)
+    extractor = factory.create(operator.name, key, store.name, DEFAULT, work_session.scala_option(work, form), none)
     return int(extractor.partitionKeySchema().length())
 
 
@@ -153,7 +145,9 @@ def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[
     kinds = {field.name: field.dataType.jsonValue() for field in raw.schema if field.name in extra}
     structs = {"key": family.key, "value": family.value, PARTITION: partition}
     numbered = [(name, number_columns(schema)) for name, schema in structs.items()]
-    whole = reinterpret(work, mine, struct_of([*numbered, (KEY, "binary"), (VALUE, "binary"), *kinds.items()]))
+    whole = work_session.reinterpret(
+        work, mine, struct_of([*numbered, (KEY, "binary"), (VALUE, "binary"), *kinds.items()])
+    )
     columns = [
         f.struct(*(f.col(side).getField(f"c{at}").alias(name) for at, name in names)).alias(side)
         for side, schema in (("key", family.key), ("value", family.value))
@@ -179,7 +173,6 @@ def visible_columns(schema: Mapping[str, Any]) -> list[tuple[int, str]]:
 
 
 def _holds(kind: Any) -> bool:
-    """Whether Parquet can hold a value of Spark's type."""
     if not isinstance(kind, dict):
         return str(kind) not in _NOT_IN_PARQUET
     if kind["type"] == "struct":
@@ -203,15 +196,15 @@ def write_rocksdb(
     ensure_callback_server_started(work.sparkContext._gateway)  # type: ignore[no-untyped-call]
     stores = [(operator, store) for operator in operators for store in operator.stores]
     supply = _Supply(work, [rows(operator, store) for operator, store in stores])
-    location = resolve_location(work, target.location)
-    options = [scala_option(work, value) for value in (location, supply, None)]
+    location = work_session.resolve_location(work, target.location)
+    options = [work_session.scala_option(work, value) for value in (location, supply, None)]
     rewriter_class = version_of(work).java_class(work, "StateRewriter")
-    rewriter = rewriter_class(work._jsparkSession, batch, batch, location, hadoop_conf(work), *options)
+    rewriter = rewriter_class(work._jsparkSession, batch, batch, location, work_session.hadoop_conf(work), *options)
     try:
         ids = rewriter.run()
     except Py4JJavaError as error:
         raise supply.error or _failed(target, error) from error
-    return json.loads(to_json(work, ids.get())) if ids.isDefined() else None
+    return json.loads(work_session.to_json(work, ids.get())) if ids.isDefined() else None
 
 
 class _Supply:
@@ -261,7 +254,7 @@ def _write_through_driver(rows: DataFrame, target: Tree, file: str) -> None:
     pieces = parts.toLocalIterator(prefetchPartitions=True)
     for partition, mine in itertools.groupby(pieces, key=lambda row: int(row["partition"])):
         path = jvm.org.apache.hadoop.fs.Path(f"{target.location}/{file.format(partition=partition)}")
-        with closing(path.getFileSystem(hadoop_conf(spark)).create(path, True)) as stream:
+        with closing(path.getFileSystem(work_session.hadoop_conf(spark)).create(path, True)) as stream:
             for row in mine:
                 stream.write(bytes(row["piece"]))
 
@@ -286,7 +279,6 @@ def _write_file(path: str, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _hand_back(batches: Iterator[Any]) -> Iterator[Any]:
-    """In a task: one partition's file, in pieces."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -303,7 +295,7 @@ def _hand_back(batches: Iterator[Any]) -> Iterator[Any]:
 
 def _failed(target: Tree, error: Exception) -> SavepointError:
     return SavepointError(
-        f"State could not be written to {target.location}: {cause_of(error)}",
+        f"State could not be written to {target.location}: {work_session.cause_of(error)}",
         safe="what it was read from is untouched; what was written is not complete and must not be used.",
         to_do="see the cause, then do it again into an empty folder.",
     )

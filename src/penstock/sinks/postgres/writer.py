@@ -141,7 +141,6 @@ class _Pool:
                 _close(connection)
 
     def take(self, where: str) -> Any:
-        """A connection inside a new transaction."""
         while (connection := self._next(where)) is not None:
             try:
                 return _begun(connection)

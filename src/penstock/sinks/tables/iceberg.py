@@ -36,18 +36,9 @@ from pyiceberg.typedef import Record
 
 from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError
+from penstock.sinks.tables import target as targets
 from penstock.sinks.tables.iceberg_mark import Pages, mark_in
-from penstock.sinks.tables.target import (
-    Change,
-    History,
-    Known,
-    Target,
-    Written,
-    check_partitions,
-    has_bounds,
-    private_folder,
-    strict_inside,
-)
+from penstock.sinks.tables.target import Change, History, Known, Target, Written
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ArrowTree, ObjectTree
 from penstock.storage.local import LocalTree
@@ -74,7 +65,7 @@ class IcebergTarget(Target):
         self._name, self._catalog_name, self._partition_by = table, catalog, partition_by
         self.options = dict(properties)
         self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
-        self._pages = Pages(self._tree, private_folder(scope, "taken") if scope is not None else "")
+        self._pages = Pages(self._tree, targets.private_folder(scope, "taken") if scope is not None else "")
         self.where = f"Iceberg table {table} of catalog {catalog}"
         self._table: Any = None
         self._trees: dict[str, Tree] = {}
@@ -95,7 +86,7 @@ class IcebergTarget(Target):
         reasons = [f"it is partitioned by {f}" for f in table.spec().fields if str(f.transform) != "identity"]
         if metadata.format_version > SUPPORTED_TABLE_FORMAT_VERSION:
             reasons.append(f"it is of format {metadata.format_version}, which this pyiceberg cannot write")
-        reasons += [f"its column {name!r} has parts that may not be null" for name in strict_inside(schema)]
+        reasons += [f"its column {name!r} has parts that may not be null" for name in targets.strict_inside(schema)]
         if reasons:
             raise ConfigurationError(
                 f"{self.where} needs more than appended data files: {'; '.join(reasons)}.",
@@ -114,7 +105,7 @@ class IcebergTarget(Target):
         return mark_in(self._table.metadata.properties, self._mark)
 
     def create(self, schema: pa.Schema) -> None:
-        check_partitions(self._partition_by, schema, self.where)
+        targets.check_partitions(self._partition_by, schema, self.where)
         space = self._name.rpartition(".")[0]
         with self.translate_errors():
             catalog = self._catalog
@@ -230,7 +221,7 @@ def _without_bounds(metadata: FileMetaData) -> set[str]:
         for group in range(metadata.num_row_groups)
         for number in range(metadata.num_columns)
     )
-    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not has_bounds(chunk.statistics)}
+    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not targets.has_bounds(chunk.statistics)}
 
 
 class SyncedFileIO(PyArrowFileIO):
