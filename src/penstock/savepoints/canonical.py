@@ -23,12 +23,12 @@ from penstock.spark_state.rewrite import RewritePlan, open_readable, read_commit
 from penstock.spark_state.store_rows import FAMILY, KEY, PARTITION, VALUE
 from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.local import tree_at
+from penstock.storage.tree import Tree
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.storage.tree import Tree
 
 _POSITION = "position"
 _NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"

@@ -42,12 +42,12 @@ from penstock.spark_state import work_session
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
+from penstock.storage.tree import Tree
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.storage.tree import Tree
 
 _NOT_IN_PARQUET = ("void", "null", "interval", "calendarinterval")
 
@@ -74,18 +74,14 @@ def raw_rows(
 ) -> DataFrame:
     """One task reads one partition, in their order. Of a hashmap store a task holds its whole partition in memory, as
     the job does. `conf` are the checkpoint's settings."""
+    place: dict[str, str | int] = {"path": checkpoint, "batchId": batch, "operatorId": operator.id}
+    reader = work.read.format("statestore").options(**place, storeName=store.name)
     if backend_of(conf) != Backend.HASHMAP and version_of(work).rewrites_rocksdb:
         jvm: Any = work._jvm
         options = jvm.org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
         everything = str(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES())
-        return reader(work, checkpoint, batch, operator.id, store.name).option(everything, "true").load()
-    typed = reader(work, checkpoint, batch, operator.id, store.name).load()
-    return as_bytes(work, typed, partition_columns(work, operator, store, join_format(conf, operator)), store)
-
-
-def reader(work: SparkSession, checkpoint: str, batch: int, operator: int, store: str) -> DataFrameReader:
-    options: dict[str, str | int] = {"path": checkpoint, "batchId": batch, "operatorId": operator, "storeName": store}
-    return work.read.format("statestore").options(**options)
+        return reader.option(everything, "true").load()
+    return as_bytes(work, reader.load(), partition_columns(work, operator, store, join_format(conf, operator)), store)
 
 
 def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -> DataFrame:

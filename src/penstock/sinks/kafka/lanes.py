@@ -13,20 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts import lanes as contract
-from penstock.contracts.lanes import Lane, LaneClient, Mark, Owner, parse_record
+from penstock.contracts.lanes import Action, Lane, LaneClient, Mark, Owner, parse_record
+from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.kafka import errors, settings
 from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
 from penstock.kafka.tokens import for_confluent
+from penstock.sinks.kafka.sink import KafkaSink
 from penstock.spark.session import ensure_login
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.contracts.lanes import Action
-    from penstock.contracts.sink import SinkScope
-    from penstock.sinks.kafka.sink import KafkaSink
 
 _PATIENCE = 90.0  # for one lane, or for all topics
 _LOOK = 10.0  # for all marks

@@ -20,16 +20,8 @@ import pyarrow as pa
 from pyarrow.parquet import FileMetaData
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.io.pyarrow import (
-    MetricModeTypes,
-    MetricsMode,
-    PyArrowFile,
-    PyArrowFileIO,
-    compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
-    parquet_path_to_id_mapping,
-    schema_to_pyarrow,
-)
+from pyiceberg.io import pyarrow as parquet
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION
 from pyiceberg.typedef import Record
@@ -81,7 +73,7 @@ class IcebergTarget(Target):
 
     def _known(self) -> Known:
         table, metadata = self._table, self._table.metadata
-        schema = schema_to_pyarrow(table.schema())
+        schema = parquet.schema_to_pyarrow(table.schema())
         by = [table.schema().find_column_name(field.source_id) for field in table.spec().fields]
         reasons = [f"it is partitioned by {f}" for f in table.spec().fields if str(f.transform) != "identity"]
         if metadata.format_version > SUPPORTED_TABLE_FORMAT_VERSION:
@@ -141,9 +133,12 @@ class IcebergTarget(Target):
 
     def describe(self, known: Known, file: Written) -> DataFile:
         schema, metadata = self._table.schema(), self._table.metadata
-        ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, metadata.properties)
+        ids, plan = (
+            parquet.parquet_path_to_id_mapping(schema),
+            parquet.compute_statistics_plan(schema, metadata.properties),
+        )
         for path in _without_bounds(file.metadata) & ids.keys():
-            plan[ids[path]] = replace(plan[ids[path]], mode=MetricsMode(MetricModeTypes.COUNTS))
+            plan[ids[path]] = replace(plan[ids[path]], mode=parquet.MetricsMode(parquet.MetricModeTypes.COUNTS))
         values = ((value - _EPOCH_DAY).days if isinstance(value, date) else value for value in file.values)
         return DataFile.from_args(
             content=DataFileContent.DATA,
@@ -155,7 +150,7 @@ class IcebergTarget(Target):
             spec_id=metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict(),
+            **parquet.data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict(),
         )
 
     def history(self, since: Mapping[str, Any]) -> History:

@@ -20,15 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.parquet import FileMetaData, Statistics
 
+from penstock import errors as ours
 from penstock.contracts.sink import SinkScope, WriterScope
-from penstock.errors import (
-    AccessDenied,
-    ConstraintViolated,
-    PenstockError,
-    SchemaMismatch,
-    StorageFull,
-    SystemUnavailable,
-)
 from penstock.secrets import without_secrets
 from penstock.sinks.files import commit
 from penstock.sinks.files.encode import not_in_parquet
@@ -114,7 +107,7 @@ class Target(ABC):
         try:
             yield
         except Exception as error:
-            if isinstance(error, PenstockError) or not isinstance(error, (*self.errors, OSError)):
+            if isinstance(error, ours.PenstockError) or not isinstance(error, (*self.errors, OSError)):
                 raise
             # The original may show an address with its password.
             raise translated(error, self.where, self.options) from None
@@ -209,21 +202,21 @@ def token_of(path: str) -> str | None:
     return None if match is None else match["token"]
 
 
-def translated(error: BaseException, where: str, options: Mapping[str, str]) -> PenstockError:
+def translated(error: BaseException, where: str, options: Mapping[str, str]) -> ours.PenstockError:
     text = without_secrets(f"{type(error).__name__}: {error}", options).strip()
     if (isinstance(error, OSError) and is_full(error)) or _FULL.search(text):
-        return StorageFull(
+        return ours.StorageFull(
             f"No space is left where {where} is: {text}.",
             safe="nothing of an undecided epoch is visible; a decided one is kept until it can be committed.",
             to_do="free space or raise the quota; the job resumes from the same positions.",
         )
     if isinstance(error, PermissionError) or _DENIED.search(text):
-        return AccessDenied(
+        return ours.AccessDenied(
             f"{where} may not be used: {text}.",
             safe="what is committed stays committed; nothing else is visible.",
             to_do="check the credentials, and the right to read, write, list and delete in the table's folder.",
         )
-    return SystemUnavailable(
+    return ours.SystemUnavailable(
         f"{where} does not answer as it should: {text}.",
         safe="what is committed stays committed; nothing else is visible.",
         to_do="see that the storage or the catalog can be reached; the restart strategy retries.",
@@ -259,7 +252,7 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
         if odd or not name:
             problems.append(f"the name {name!r} has {', '.join(odd) or 'no letters'}")
     if problems:
-        raise SchemaMismatch(
+        raise ours.SchemaMismatch(
             f"The rows do not fit into {where}: {'; '.join(problems)}.",
             to_do="select, rename or cast the columns of the DataFrame.",
         )
@@ -341,13 +334,13 @@ def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatc
     for wanted in target:
         column = batch.column(batch.schema.get_field_index(wanted.name))
         if not wanted.nullable and column.null_count:
-            raise ConstraintViolated(
+            raise ours.ConstraintViolated(
                 f"{column.null_count} rows have no value in column {wanted.name!r}, which may not be null in {where}.",
                 to_do="filter or fill such rows, or let the column be null; then restart.",
             )
         most = varchar_length((wanted.metadata or {}).get(VARCHAR.encode(), b"").decode())
         if most is not None and (pc.max(pc.utf8_length(column)).as_py() or 0) > most:
-            raise ConstraintViolated(
+            raise ours.ConstraintViolated(
                 f"A row has more than {most} letters in column {wanted.name!r}, which is varchar({most}) in {where}.",
                 to_do="filter or shorten such rows, or widen the column; then restart.",
             )
@@ -365,7 +358,7 @@ def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
     if by and len(by) >= len(table.names):
         wrong.append("no column is left beside them")
     if wrong:
-        raise SchemaMismatch(
+        raise ours.SchemaMismatch(
             f"{where} cannot be partitioned by {', '.join(by)}: {'; '.join(wrong)}.",
             to_do="partition by text, whole numbers, dates or booleans; derive such a column if there is none.",
         )

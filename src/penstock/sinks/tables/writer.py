@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +20,7 @@ from penstock.errors import DataError, PreCommitFailed
 from penstock.sinks.files.encode import ParquetEncoder, leaves
 from penstock.sinks.tables import target as targets
 from penstock.sinks.tables.target import Known, Target, Written
-
-if TYPE_CHECKING:
-    from penstock.storage.tree import StagedFile
+from penstock.storage.tree import StagedFile
 
 #: Bytes that all open files of a writer may buffer before their row groups are written.
 BUFFER_BYTES = 256 << 20
