@@ -343,7 +343,7 @@ def _pauses(deadline: Deadline) -> Iterable[float]:
 class Evidence:
     """Rows of a transaction that its coordinator has forgotten, by how it ended in their partition; an operator judges.
 
-    Batches and markers of a partition's log (`kafka.log`) outlive the coordinator's memory. A kept producer has ended
+    Batches and markers of a partition's log outlive the coordinator's memory. A kept producer has ended
     many transactions; this one ended after the moment at which it began. Rows removed by retention or compaction leave
     no trace, and brokers' clocks differ, so this evidence is shown and never taken as proof.
     """
