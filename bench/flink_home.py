@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
-from penstock.storage.private import only_one
+from penstock.storage.local import only_one
 
 VERSION = "2.2.0"
 PACKAGES = (f"apache-flink=={VERSION}", f"apache-flink-libraries=={VERSION}")

@@ -18,8 +18,7 @@ from penstock.checkpoint.open import ledger_at
 from penstock.errors import LedgerError, StorageFull, StorageNotAtomic
 from penstock.failpoints import InjectedFault, hooked
 from penstock.storage.hadoop import HadoopStorage
-from penstock.storage.local import LocalStorage
-from penstock.storage.open import storage_at
+from penstock.storage.local import LocalStorage, storage_at
 from penstock.storage.storage import AlreadyExists, Storage
 from tests.support.memory_storage import MemoryStorage
 from tests.support.run_job import CrashAt, Numbers, failing, run_all

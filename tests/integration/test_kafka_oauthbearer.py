@@ -21,8 +21,7 @@ from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
 from penstock.kafka import tokens as kafka_tokens
-from penstock.kafka.connections import Connections
-from penstock.kafka.consumer_group import AdminSender
+from penstock.kafka.connections import AdminSender, Connections
 from penstock.kafka.settings import for_librdkafka
 from penstock.sinks.kafka import KafkaSink
 from penstock.sinks.kafka.pool import POOL

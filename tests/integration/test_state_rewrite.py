@@ -22,7 +22,7 @@ from penstock.config.state import CHANGELOG, PROVIDER, PROVIDERS, Backend, backe
 from penstock.errors import ConfigurationError, SavepointError
 from penstock.savepoints.canonical import export, load
 from penstock.spark_state import rewrite as rewriting
-from penstock.spark_state import store_writing
+from penstock.spark_state import store_rows
 from penstock.spark_state.metadata import plan_operators, read_operators
 from penstock.spark_state.rewrite import CODEC, STRICT, rewrite
 from penstock.spark_state.store_rows import JOIN_FORMAT
@@ -306,7 +306,7 @@ def test_on_storage_that_only_the_jvm_reaches(
 def test_spark_reads_what_is_written(spark: SparkSession) -> None:
     import pyarrow as pa
 
-    from penstock.spark_state.store_writing import records, snapshot
+    from penstock.spark_state.store_rows import records, snapshot
 
     keys = pa.array([str(number).encode() * 9 for number in range(9000)])
     data = b"".join(snapshot([(keys[:100], keys[:100]), (keys[100:], keys[100:])]))
@@ -332,7 +332,7 @@ def test_a_write_that_fails_leaves_the_source(
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store_writing, "partial", lambda *_: broken)
+        patched.setattr(store_rows, "partial", lambda *_: broken)
         with pytest.raises(SavepointError, match="the disk is gone"):
             rewrite(spark, str(tmp_path / "was"), batch, str(tmp_path / "to"), partitions=3)
     with pytest.raises(ConfigurationError, match="holds state already"):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.naming import user_cache
-from penstock.storage.private import only_one
+from penstock.storage.local import only_one
 
 ROOT = Path(__file__).parents[2]
 _READY = "ready"  # written last

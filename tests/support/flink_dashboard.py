@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.naming import user_cache
-from penstock.storage.private import only_one
+from penstock.storage.local import only_one
 from penstock.supply.jars import Coordinate, place, retrieve
 
 if TYPE_CHECKING:

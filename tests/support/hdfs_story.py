@@ -19,7 +19,7 @@ from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints.savepoint import Savepoint, dispose
 from penstock.spark.session import session
 from penstock.storage.hadoop import hsync
-from penstock.storage.open import storage_at, tree_at
+from penstock.storage.local import storage_at, tree_at
 from penstock.storage.storage import AlreadyExists
 from penstock.supply.jars import jar_set
 from tests.support.fault_case import Running

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from penstock.ops.process.registry import history_folder
-from penstock.storage.private import create_own, own_folder
+from penstock.storage.local import create_own, own_folder
 from tests.support.ui_client import checkpoint
 
 _LINES = 2500  # in one file

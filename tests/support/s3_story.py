@@ -19,7 +19,7 @@ from penstock.checkpoint.open import ledger_at
 from penstock.errors import StorageNotAtomic
 from penstock.failpoints import InjectedFault, hooked
 from penstock.spark.session import session
-from penstock.storage.open import storage_at, tree_at
+from penstock.storage.local import storage_at, tree_at
 from penstock.storage.s3 import S3Folder
 from penstock.supply.jars import jar_set
 from tests.support.hdfs_story import outcome_of, savepoints

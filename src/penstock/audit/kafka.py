@@ -25,8 +25,7 @@ from penstock.audit.compare import KEPT_HASHES, Decided, Later, Part, Visible
 from penstock.deadline import Deadline
 from penstock.engine.hashing import I64, Values
 from penstock.errors import SystemUnavailable
-from penstock.kafka.connections import Connections, kafka_python
-from penstock.kafka.log import Batch, Place, batches, fetch, find_places
+from penstock.kafka.connections import Batch, Connections, Place, batches, fetch, find_places, kafka_python
 from penstock.kafka.settings import for_librdkafka
 from penstock.kafka.tokens import for_confluent
 

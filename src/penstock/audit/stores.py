@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from penstock.audit.compare import Decided, Later, Part, Visible
 from penstock.audit.kafka import rows_of_topic
 from penstock.engine.hashing import values_of
-from penstock.storage.open import task_tree
+from penstock.storage.local import task_tree
 from penstock.storage.s3 import S3Folder
 
 Columns = Sequence[pa.Field]

@@ -29,7 +29,7 @@ from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.layout import BACKLOG, DRAINED, INFLIGHT_VERSION, numbered, numbers, refuse_newer, seal
 from penstock.errors import LedgerCorrupt, PreCommitFailed, StorageNotShared
 from penstock.storage.durable import ensure_folder
-from penstock.storage.open import task_tree
+from penstock.storage.local import task_tree
 from penstock.storage.storage import AlreadyExists, Storage, local_path, storage_errors
 
 if TYPE_CHECKING:

@@ -261,7 +261,6 @@ class Ledger:
         return None
 
     def _manifests(self, wanted: Callable[[int, int], bool]) -> Iterator[Manifest]:
-        """Those of the epochs and generations that are wanted, by name."""
         for name in self._storage.list(layout.EPOCHS):
             match = _MANIFEST.match(name)
             chosen = match and wanted(int(match[1]), int(match[2]))

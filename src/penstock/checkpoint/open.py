@@ -10,8 +10,7 @@ from penstock.checkpoint.ledger import Ledger, Manifest
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.errors import LedgerCorrupt, LedgerError, StorageNotAtomic, StorageNotCoherent, UidChanged
 from penstock.storage.durable import mount_of
-from penstock.storage.local import LocalStorage
-from penstock.storage.open import storage_at
+from penstock.storage.local import LocalStorage, storage_at
 from penstock.storage.storage import Storage
 
 if TYPE_CHECKING:

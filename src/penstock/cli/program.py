@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.ops import attach_process
 from penstock.ops.process import lifeline
 from penstock.secrets import masked
-from penstock.storage.private import own_folder, read_trusted
+from penstock.storage.local import own_folder, read_trusted
 
 if TYPE_CHECKING:
     from penstock.job.job import Job

@@ -81,7 +81,7 @@ def _open_browser(link: str) -> None:
 def _redirect_to(link: str) -> Path:
     """A page that only its owner can read; it replaces the one before."""
     from penstock.ops.process.registry import home
-    from penstock.storage.private import create_own, own_folder
+    from penstock.storage.local import create_own, own_folder
 
     page = own_folder(home()) / "open.html"
     page.unlink(missing_ok=True)

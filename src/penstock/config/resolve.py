@@ -8,21 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.config import levels
 from penstock.config.checkpoints import Checkpoints, contradiction_error, find_contradiction
-from penstock.config.levels import (
-    ALL,
-    BY_NAME,
-    CODE,
-    DEFAULT,
-    OPTIONS,
-    Level,
-    Value,
-    describe_setting,
-    from_file,
-    from_options,
-    read_code,
-    read_texts,
-)
+from penstock.config.levels import ALL, BY_NAME, CODE, DEFAULT, OPTIONS, Level, Value
 from penstock.config.operations import Availability, Log, Recovery, Rest
 from penstock.config.option import Option, Part
 from penstock.config.restart_strategy import RestartStrategy, build_strategy
@@ -53,7 +41,9 @@ class SparkSetting:
         if _plain(other) == _plain(self.value):
             return True
         if self.side is not None:
-            raise contradiction_error(self.side, describe_setting(key, other, where), f"it means {key}={self.value}")
+            raise contradiction_error(
+                self.side, levels.describe_setting(key, other, where), f"it means {key}={self.value}"
+            )
         return False
 
 
@@ -101,11 +91,11 @@ def resolve(
 ) -> Settings:
     """Raises a `ConfigurationError` for what is unknown, unreadable or contradictory, which names both sides and their
     places. Logs, once, the keys that are ignored."""
-    options, file = read_texts(from_options()), read_texts(from_file())
-    code = read_code(checkpoints, state_backend, restart, conf or {})
-    levels = (options, code, file)
-    values: Values = {(option.part, option.name): _value(levels, option) for option in ALL}
-    values.update(_storage(levels))
+    options, file = levels.read_texts(levels.from_options()), levels.read_texts(levels.from_file())
+    code = levels.read_code(checkpoints, state_backend, restart, conf or {})
+    given = (options, code, file)
+    values: Values = {(option.part, option.name): _value(given, option) for option in ALL}
+    values.update(_storage(given))
     origin = {key: level.where for level in (file, code, options) for key in level.spark}
     spark = {**code.spark, **options.spark}
     spark_file = {key: value for key, value in file.spark.items() if key not in spark}

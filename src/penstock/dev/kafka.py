@@ -29,7 +29,7 @@ from penstock.errors import DevelopmentError, MissingExtra, TopicMissing
 from penstock.kafka import errors
 from penstock.naming import user_cache
 from penstock.processes import command_line, end_session, exists
-from penstock.storage.private import create_own, only_one
+from penstock.storage.local import create_own, only_one
 from penstock.supply.jars import jar_folder, jar_set
 from penstock.supply.java import find_java
 

@@ -46,7 +46,7 @@ from penstock.spark.query import (
 )
 from penstock.spark.settings import require_same_state
 from penstock.spark_state.metadata import plan_operators
-from penstock.storage.open import storage_at
+from penstock.storage.local import storage_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from penstock.progress import throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.restore import Restorer, report_restore
 from penstock.spark.settings import require_same_parallelism
-from penstock.storage.open import tree_at, tree_of
+from penstock.storage.local import tree_at, tree_of
 from penstock.storage.storage import AlreadyExists, Storage
 from penstock.storage.tree import Tree
 

@@ -30,7 +30,7 @@ from penstock.engine.retention import JobFolder, retain_batches
 from penstock.engine.steering import EndRequest, Steering
 from penstock.errors import PenstockError, TopicMissing
 from penstock.events import Events
-from penstock.storage.open import storage_at, tree_of
+from penstock.storage.local import storage_at, tree_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

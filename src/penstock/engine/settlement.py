@@ -33,7 +33,7 @@ from penstock.engine.inflight import InFlight
 from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
-from penstock.storage.open import tree_at
+from penstock.storage.local import tree_at
 from penstock.storage.tree import Tree
 from penstock.supply.versions import version_of
 

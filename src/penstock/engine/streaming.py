@@ -30,7 +30,7 @@ from penstock.errors import ConfigurationError
 from penstock.spark.lane_plan import traced
 from penstock.spark.query import operators_of, plan_with, short_text, source_folders
 from penstock.spark.session import apply_checksum_files
-from penstock.storage.open import storage_at
+from penstock.storage.local import storage_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:

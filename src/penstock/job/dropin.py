@@ -25,7 +25,7 @@ from penstock.naming import check_name
 from penstock.spark.executors import check_executors, importable, refuse_connect, require_shared, writer_modules
 from penstock.spark.query import RunningQuery, current_execution, plan_with
 from penstock.spark.settings import require_same_format
-from penstock.storage.open import storage_at
+from penstock.storage.local import storage_at
 from penstock.storage.storage import same_place
 from penstock.supply.versions import version_of
 

@@ -2,32 +2,40 @@
 
 `Connections` sends many requests at once through kafka-python's admin client: it ends transactions, describes and
 creates topics, sets groups' positions. `reach` and `librdkafka_admin` connect through librdkafka, which reports why a
-broker refuses where kafka-python is silent.
+broker refuses where kafka-python is silent. `fetch` and `batches` read a topic's log as its leaders keep it, without
+isolation: every batch names its producer, and the end of a transaction is a batch of its own, a marker.
+`GroupPublisher` mirrors positions of committed epochs to a consumer group, where lag tools see them. They are never the
+truth, so publishing is best effort, beside the epoch.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
+import struct
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from penstock.deadline import Deadline
 from penstock.errors import MissingExtra, SystemUnavailable
 from penstock.kafka import errors, settings
 from penstock.kafka.librdkafka import Handle
+from penstock.kafka.settings import normalise
 from penstock.kafka.tokens import for_confluent
 from penstock.secrets import is_secret
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
+
+log = logging.getLogger("penstock")
 
 #: A broker answers the requests of one connection in order, so a thousand commits are spread over several.
 _CONNECTIONS = 4
@@ -40,6 +48,17 @@ _IN_FLIGHT = 250
 
 _T = TypeVar("_T")
 _Topics = TypeVar("_Topics", bound=Mapping[str, Any])
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_FETCH_BYTES = 8 << 20
+_EARLIEST = -2
+_CONTROL, _COMMIT = 0x20, 1
+
+PAUSE = 1.0  # seconds between two updates: lag tools look every few seconds, and an epoch must not cost a request
+PATIENCE = 10.0  # seconds a request may take: long enough for a group's coordinator to move; no epoch waits for it
+PATIENT_TRIES = 3  # failures in a row before a warning: a coordinator may move, or be new and still loading
+
+Positions = Mapping[str, Mapping[str, int]]
+Send = Callable[[str, Positions], None]
 
 
 @functools.cache
@@ -188,8 +207,6 @@ class Connections:
 
 
 class _Secret(str):
-    """A password that the client library cannot log."""
-
     __slots__ = ()
 
     def __repr__(self) -> str:
@@ -285,3 +302,178 @@ def until_known(names: Collection[str], look: Callable[[], _Topics]) -> _Topics:
     while not (topics := look()).keys() >= set(names) and not deadline.passed():
         time.sleep(0.2)
     return topics
+
+
+class Batch(NamedTuple):
+    first: int
+    last: int
+    attributes: int
+    time: int  # of the newest record
+    producer: tuple[int, int]  # id and epoch
+    rows: int
+    records: bytes
+
+    @property
+    def is_marker(self) -> bool:
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def commits(self) -> bool:
+        """Of a marker: its key is a version and a kind, two bytes each, behind five small numbers."""
+        return int.from_bytes(self.records[7:9], "big") == _COMMIT
+
+
+class Place(NamedTuple):
+    """A partition, the broker that leads it, and the first offset that is left."""
+
+    topic: str
+    number: int
+    node: int
+    start: int
+
+
+def find_leaders(topic: str, admin: Any) -> dict[int, int]:
+    """The broker that leads each of the topic's partitions; none where there is no such topic."""
+    return {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
+
+
+def find_places(topic: str, admin: Any) -> list[Place]:
+    from kafka import TopicPartition
+
+    if not (leaders := find_leaders(topic, admin)):
+        return []
+    starts = admin.list_partition_offsets({TopicPartition(topic, number): _EARLIEST for number in leaders})
+    return [Place(topic, part.partition, leaders[part.partition], start.offset) for part, start in starts.items()]
+
+
+def fetch(connections: Connections, place: Place, offset: int, deadline: Deadline) -> tuple[Any, str]:
+    """The leader's answer, with `records` and `high_watermark`; or None, and why."""
+    kind = kafka_python().Fetch
+    wanted = kind.FetchTopic.FetchPartition(
+        partition=place.number, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
+        log_start_offset=-1, partition_max_bytes=_FETCH_BYTES,
+    )  # fmt: skip
+    request = kind(
+        replica_id=-1, max_wait_ms=100, min_bytes=0, max_bytes=_FETCH_BYTES, isolation_level=0, session_id=0,
+        session_epoch=-1, topics=[kind.FetchTopic(topic=place.topic, partitions=[wanted])],
+        forgotten_topics_data=[], rack_id="", min_version=11,
+        max_version=11,  # from 13 on topics have numbers
+    )  # fmt: skip
+    [answer] = connections.send([(place.node, request)], deadline)
+    parts = [part for topic in getattr(answer, "responses", ()) for part in topic.partitions]
+    if parts and not parts[0].error_code:
+        return parts[0], ""
+    return None, f"code {parts[0].error_code}" if parts else type(answer).__name__
+
+
+def batches(answer: Any) -> Iterator[Batch]:
+    """Every whole batch of an answer."""
+    blob, at = bytes(answer.records or b""), 0
+    while at + _HEADER.size <= len(blob):
+        first, length, _, _, _, attributes, last, _, time, producer, epoch, _, count = _HEADER.unpack_from(blob, at)
+        end = at + 12 + length
+        if end <= len(blob):
+            yield Batch(first, first + last, attributes, time, (producer, epoch), count, blob[at + _HEADER.size : end])
+        at = end
+
+
+class GroupPublisher:
+    """Sends the newest positions of one group from a thread of its own; older ones that were not sent are dropped.
+    `end` is called when nothing is sent any more."""
+
+    def __init__(self, send: Send, group: str, *, pause: float = PAUSE, end: Callable[[], None] = lambda: None) -> None:
+        self._send, self._group, self._pause, self._end = send, group, pause, end
+        self._newest: Positions | None = None
+        self._there = threading.Condition()
+        self._failures, self._closed = 0, False
+        self._thread: threading.Thread | None = None
+
+    def publish(self, positions: Positions) -> None:
+        """Returns at once and never raises."""
+        with self._there:
+            self._newest = positions
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"penstock-group-{self._group}", daemon=True)
+                self._thread.start()
+                atexit.register(self.flush)
+            self._there.notify()
+
+    def flush(self) -> None:
+        """Send what is waiting, in the calling thread; the last epoch of a job that ends is seen that way."""
+        with self._there:
+            positions, self._newest = self._newest, None
+        if positions is None:
+            return
+        try:
+            self._send(self._group, positions)
+            self._failures = 0
+        except Exception as error:
+            self._failures += 1
+            with self._there:
+                self._newest = self._newest or positions  # tried again after the pause, unless newer ones came
+            if self._failures == PATIENT_TRIES:
+                refused = "positions could not be published to consumer group %s, lag tools will not see this job: %s"
+                log.warning(refused, self._group, error)
+
+    def close(self) -> None:
+        """Send what is waiting, unless the broker refuses anyway, and end the thread and its connection."""
+        with self._there:
+            self._closed = True
+            self._there.notify_all()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+            atexit.unregister(self.flush)
+        if not self._failures:
+            self.flush()
+        self._end()
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._there:
+                self._there.wait_for(lambda: self._closed or self._newest is not None)
+            if not self._closed:
+                self.flush()
+            with self._there:
+                self._there.wait_for(lambda: self._closed, self._pause)
+
+
+class AdminSender:
+    """Sends through one kept connection, opened with the first positions and again after a failure. `options` are
+    connection settings in librdkafka's names.
+
+    Through kafka-python, not librdkafka: the latter's request for group offsets ends the whole process by an assertion
+    when the group's coordinator goes away at the wrong moment, and this is the driver.
+    """
+
+    def __init__(self, servers: str, options: Mapping[str, str]) -> None:
+        self._servers, self._options = servers, dict(options)
+        self._connections: list[Connections] = []
+        self._closed = False
+
+    def __call__(self, group: str, positions: Positions) -> None:
+        kafka_python()  # which knows how to import it
+        from kafka.structs import OffsetAndMetadata, TopicPartition
+
+        kept = self._connections
+        connection = kept.pop() if kept else Connections(self._servers, normalise(self._options))
+        offsets = {
+            TopicPartition(topic, int(partition)): OffsetAndMetadata(offset, "", -1)
+            for topic, partitions in positions.items()
+            for partition, offset in partitions.items()
+        }
+        try:
+            answers = connection.ask(lambda admin: admin.alter_group_offsets(group, offsets), Deadline(PATIENCE))
+        except BaseException:
+            connection.close()
+            raise
+        kept.append(connection)
+        if self._closed:  # while this was under way
+            self.close()
+        refused = {where: error for where, error in answers.items() if getattr(error, "errno", 0) != 0}
+        if refused:
+            raise RuntimeError(f"the group's coordinator refused {refused}")
+
+    def close(self) -> None:
+        self._closed = True
+        while self._connections:
+            self._connections.pop().close()

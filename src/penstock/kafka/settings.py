@@ -176,7 +176,6 @@ def _login_for_java(settings: dict[str, str]) -> None:
 
 
 def _tokens_for_java(settings: dict[str, str]) -> None:
-    """OAUTHBEARER's login line and handler, unless the user gives one."""
     bearer = settings.get("sasl.mechanism", "").upper() == "OAUTHBEARER"
     options, plain = tokens.split(settings)
     settings.clear()

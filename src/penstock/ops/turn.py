@@ -31,8 +31,7 @@ from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registry import expected_run
 from penstock.spark.executors import runs_tasks_itself, writer_modules
-from penstock.storage.local import LocalStorage
-from penstock.storage.open import storage_at
+from penstock.storage.local import LocalStorage, storage_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,33 +17,18 @@ from penstock.checkpoint.spark_files import conf_of
 from penstock.errors import LedgerCorrupt
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
+from penstock.spark_state import store_rows
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
-from penstock.spark_state.rewrite import (
-    RewritePlan,
-    open_readable,
-    read_commit,
-    require_reader,
-    require_spread_by_key,
-)
-from penstock.spark_state.store_rows import (
-    FAMILY,
-    KEY,
-    PARTITION,
-    VALUE,
-    number_columns,
-    raw_rows,
-    spread_over,
-    struct_of,
-    typed_rows,
-)
+from penstock.spark_state.rewrite import RewritePlan, open_readable, read_commit, require_reader, require_spread_by_key
+from penstock.spark_state.store_rows import FAMILY, KEY, PARTITION, VALUE
 from penstock.spark_state.work_session import open_work_session, tell_tasks
-from penstock.storage.open import tree_at
+from penstock.storage.local import tree_at
+from penstock.storage.tree import Tree
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.storage.tree import Tree
 
 _POSITION = "position"
 _NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
@@ -68,7 +53,7 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
         for operator in operators:
             stores = []
             for store in operator.stores:
-                raw = raw_rows(work, location, batch, conf, operator, store)
+                raw = store_rows.raw_rows(work, location, batch, conf, operator, store)
                 spread_by = {"partition_schema": raw.schema[PARTITION].dataType.jsonValue()}
                 stores.append({**asdict(store), **spread_by, "families": _export(work, goal, operator, store, raw)})
             files = {name: base64.b64encode(data).decode() for name, data in operator.files.items()}
@@ -126,12 +111,12 @@ def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partiti
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    partition = number_columns(store["partition_schema"])
+    partition = store_rows.number_columns(store["partition_schema"])
     ordered = _order_counts([family["name"] for family in store["families"]])
     columns: list[tuple[str, Any]] = [(PARTITION, partition)] if partition["fields"] else []
     columns += [(KEY, "binary"), (VALUE, "binary")]
     columns += [(_POSITION, "long")] if ordered else []
-    schema = StructType.fromJson(struct_of(columns))
+    schema = StructType.fromJson(store_rows.struct_of(columns))
     spread_by = f.col(PARTITION) if partition["fields"] else f.struct().alias(PARTITION)
     frames = [
         work.read.schema(schema)
@@ -139,7 +124,7 @@ def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partiti
         .select(spread_by, KEY, VALUE, f.lit(family["name"]).alias(FAMILY), *([_POSITION] if ordered else []))
         for family in store["families"]
     ]
-    frame = spread_over(functools.reduce(lambda left, right: left.union(right), frames), partitions)
+    frame = store_rows.spread_over(functools.reduce(lambda left, right: left.union(right), frames), partitions)
     return frame.sortWithinPartitions(_POSITION).drop(_POSITION) if ordered else frame
 
 
@@ -156,7 +141,7 @@ def _export(
     for number, family in enumerate(store.families, first):
         name = store.name if family.name == DEFAULT else family.name
         place = f"{operator.id}/{number:02d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}"
-        typed = typed_rows(work, raw, family, extra)
+        typed = store_rows.typed_rows(work, raw, family, extra)
         typed.write.option(_NO_MARK, "false").option("compression", "zstd").parquet(f"{goal.location}/{place}")
         done.append({**asdict(family), "folder": place})
     return done

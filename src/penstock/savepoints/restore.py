@@ -31,12 +31,12 @@ from penstock.config.state import Backend
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
-from penstock.savepoints.mapping import Fate, ProgramQuery, QueryMapping, ReportLine, RestoreMapping, compare
-from penstock.savepoints.restorable import Restorable, job_folder, open_restorable
+from penstock.savepoints import restorable as restorables
+from penstock.savepoints.restorable import Fate, ProgramQuery, QueryMapping, ReportLine, Restorable, RestoreMapping
 from penstock.savepoints.savepoint import Kind
 from penstock.spark.settings import wanted_format
 from penstock.spark_state.metadata import plan_operators, read_metadata, relocate
-from penstock.storage.open import tree_at
+from penstock.storage.local import tree_at
 from penstock.storage.storage import same_place
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ class Restorer:
         done = self._histories.find(recovery.restore_id) if recovery.restore_id else None
         if done is not None:
             return RestoreResult(done, None, {})
-        job_path = job_folder(recovery.path, self._spark)
+        job_path = restorables.job_folder(recovery.path, self._spark)
         if job_path is not None and same_place(job_path, self._folder.location):
             number, history = self._register(finish=True)
-            restorable = open_restorable(recovery.path, self._spark, at_rest=True)
+            restorable = restorables.open_restorable(recovery.path, self._spark, at_rest=True)
         else:
-            restorable, number, history = open_restorable(recovery.path, self._spark), 0, ""
+            restorable, number, history = restorables.open_restorable(recovery.path, self._spark), 0, ""
         restore_id = recovery.restore_id or f"savepoint-{restorable.saved.id}"
         done = self._histories.find(restore_id)
         if done is not None:
@@ -101,7 +101,7 @@ class Restorer:
             return RestoreResult(done, None, {})
         restorable.verify(self._progress)
         program = {uid: self._program(plan, asked) for uid, plan in plans.items()}
-        mapped = compare(restorable.saved, program, allow=recovery.allow_non_restored)
+        mapped = restorables.compare(restorable.saved, program, allow=recovery.allow_non_restored)
         self._choose_formats(restorable, mapped)
         mapped.require(recovery.path)
         if not number:

@@ -35,7 +35,7 @@ from penstock.failpoints import failpoint
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import read_metadata, read_operators
-from penstock.storage.open import storage_at, tree_at
+from penstock.storage.local import storage_at, tree_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

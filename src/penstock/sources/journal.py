@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from penstock import errors
 from penstock.checkpoint.layout import refuse_newer
 from penstock.failpoints import failpoint
-from penstock.storage.private import create_own, own_folder, require_own
+from penstock.storage.local import create_own, own_folder, require_own
 from penstock.storage.storage import is_full
 
 DATABASE = "journal.sqlite"

@@ -15,8 +15,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding
 from penstock.contracts.source import Source
 from penstock.deadline import Deadline
-from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
-from penstock.kafka.consumer_group import AdminSender, GroupPublisher
+from penstock.kafka.connections import AdminSender, GroupPublisher, describe_topics, librdkafka_admin, until_known
 from penstock.kafka.errors import AUTHENTICATION, DENIED
 from penstock.kafka.settings import LOGIN_HANDLER, for_java, for_librdkafka, split_options
 from penstock.sources.streams import stream_reader

@@ -22,8 +22,7 @@ from penstock.contracts.sink import CheckContext, Finding
 from penstock.contracts.source import Source
 from penstock.sources.journal import Journal, read_identity, require_same
 from penstock.sources.streams import register, stream_reader
-from penstock.storage.local import folder_warnings
-from penstock.storage.private import require_own
+from penstock.storage.local import folder_warnings, require_own
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
@@ -230,7 +229,6 @@ class Receiver:
                 self._journal.report(error)
 
     def _connect(self, journal: Journal) -> None:
-        """One connection, from its beginning to its end."""
         with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
             if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError("no process listens on the port, and TCP connected the socket to itself")

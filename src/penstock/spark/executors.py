@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import errors
 from penstock.deadline import beside
-from penstock.storage.open import is_own_disk
+from penstock.storage.local import is_own_disk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

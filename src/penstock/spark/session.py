@@ -31,7 +31,7 @@ from penstock.secrets import is_secret, masked
 from penstock.spark import executors
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import apply_over_running, apply_settings, remember_defaults, warn_overridden
-from penstock.storage.private import create_own
+from penstock.storage.local import create_own
 from penstock.storage.storage import local_path
 from penstock.supply.jars import compiled, has_connector, is_present, jar_set
 from penstock.supply.java import ClassArchive, compiler_options, find_java, wrapped_home

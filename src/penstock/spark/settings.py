@@ -14,7 +14,7 @@ from penstock.config.levels import CODE, OPTIONS, describe_setting
 from penstock.config.resolve import Settings, SparkSetting
 from penstock.config.state import PARTITIONS, PROVIDER, Backend, backend_of, check_backend
 from penstock.errors import ConfigurationError
-from penstock.storage.open import storage_at
+from penstock.storage.local import storage_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:

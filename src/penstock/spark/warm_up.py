@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark.session import class_archive, session
-from penstock.storage.private import only_one, own_folder
+from penstock.storage.local import only_one, own_folder
 from penstock.supply.jars import jar_set
 from penstock.supply.java import TARGET
 

@@ -28,8 +28,7 @@ from penstock.config.state import PARTITIONS
 from penstock.errors import LedgerCorrupt
 from penstock.naming import safe_name, safe_part
 from penstock.spark_state.work_session import open_work_session, scala_option
-from penstock.storage.local import LocalTree
-from penstock.storage.open import tree_at
+from penstock.storage.local import LocalTree, tree_at
 from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from penstock.checkpoint.spark_log import STATE_FORMAT, Commit
 from penstock.config.state import PARTITIONS, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
+from penstock.spark_state import store_rows
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
-from penstock.spark_state.store_rows import JOIN, JOIN_FORMAT, join_format, raw_rows, spread_over
-from penstock.spark_state.store_writing import HASHMAP_CODEC, Rows, write_hashmap, write_rocksdb
+from penstock.spark_state.store_rows import HASHMAP_CODEC, JOIN, JOIN_FORMAT, Rows
 from penstock.spark_state.work_session import open_work_session, tell_tasks
-from penstock.storage.open import tree_at
+from penstock.storage.local import tree_at
 from penstock.storage.tree import Tree
 from penstock.supply.versions import SparkVersion, version_of
 
@@ -80,8 +80,8 @@ def rewrite(
     with reading as work, open_readable(origin, goal, operators, progress) as location:
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
-            frame = raw_rows(work, location, batch, conf, operator, store)
-            return spread_over(frame, plan.partitions) if spread else frame
+            frame = store_rows.raw_rows(work, location, batch, conf, operator, store)
+            return store_rows.spread_over(frame, plan.partitions) if spread else frame
 
         plan.write(work, goal, batch, operators, rows, progress)
 
@@ -163,9 +163,11 @@ class RewritePlan:
         goal.put(layout.commits(batch), Commit(commit.watermark, ids).text().encode())
         with open_work_session(work, self.format) as writing, tell_tasks(writing, progress, "writing state"):
             if operators and self.backend is Backend.ROCKSDB:
-                ids = write_rocksdb(writing, goal, batch, operators, lambda one, store: frames[one.id, store.name])
+                ids = store_rows.write_rocksdb(
+                    writing, goal, batch, operators, lambda one, store: frames[one.id, store.name]
+                )
             elif operators:
-                write_hashmap(goal, batch, operators, lambda one, store: frames[one.id, store.name])
+                store_rows.write_hashmap(goal, batch, operators, lambda one, store: frames[one.id, store.name])
         goal.put(layout.commits(batch), replace(commit, ids=ids).text().encode())
 
 
@@ -218,9 +220,9 @@ def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend
             to_do="keep parallelism and state backend as they are, or take the operation (a limit, for instance) out"
             " of the query.",
         )
-    if (join_format(conf, operator) or 0) > 3:
+    if (store_rows.join_format(conf, operator) or 0) > 3:
         raise _refused(
-            f"{what} is in join format {join_format(conf, operator)}, which cannot be rewritten.",
+            f"{what} is in join format {store_rows.join_format(conf, operator)}, which cannot be rewritten.",
             to_do=f"keep parallelism and state backend as they are; a new query with {JOIN_FORMAT}=2 can be rewritten.",
         )
     if backend is Backend.HASHMAP and operator.has_families:

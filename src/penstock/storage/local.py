@@ -1,4 +1,5 @@
-"""Small files and trees on a disk of this machine, or on anything mounted like one.
+"""Small files and trees on a disk of this machine, or on anything mounted like one; folders and files there that only
+this user can read, and locks between this user's processes. `storage_at` and `tree_at` lead to any storage.
 
 A small file is written aside, synced, then hard-linked, which fails if the name exists.
 """
@@ -7,27 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import posixpath
 import secrets
 import shutil
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlparse
 
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.failpoints import failpoint
 from penstock.naming import refuse_link, safe_name
 from penstock.progress import Counter, Progress, silent
 from penstock.storage.durable import ensure_folder, sync, sync_below, sync_file_system, syncs_as_one
-from penstock.storage.storage import AlreadyExists, Storage, storage_errors
+from penstock.storage.storage import AlreadyExists, Storage, local_path, storage_errors
 from penstock.storage.tree import StagedFile, Tree, checksum_file, side_by_side
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")  # never rewritten under their name
 
 _LITTLE_SPACE = 1 << 30  # below this a check warns: an epoch of a busy job writes more
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class LocalStorage(Storage):
@@ -307,3 +315,120 @@ def folder_warnings(folder: Path, what: str) -> list[str]:
     if free == 0:
         raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
     return [f"only {free >> 20} MiB are free in {nearest}"] if free < _LITTLE_SPACE else []
+
+
+def storage_at(location: str, spark: SparkSession | None) -> Storage:
+    """Storage for any location: this machine's disk directly, everything else through Hadoop. Without a session only a
+    local disk can be reached."""
+    path = local_path(location) if spark is None or is_own_disk(location, spark) else None
+    if path is not None:
+        return LocalStorage(path)
+    if spark is None:
+        raise ConfigurationError(
+            f"{location} can be reached through Spark only, and there is no session.",
+            safe="nothing was changed.",
+            to_do="give a path of this machine, or a mounted folder. Or run this where a Spark session is running:"
+            " penstock transactions starts one with --job JOB.py, and a Job or penstock.exactly_once has one.",
+        )
+    from penstock.storage.hadoop import HadoopStorage
+
+    return HadoopStorage(spark, location)
+
+
+def is_own_disk(location: str, spark: SparkSession) -> bool:
+    """Whether a location is a path of the machine that looks at it, so that others see other files there. A path
+    without a scheme belongs to `fs.defaultFS`."""
+    if urlparse(location).scheme:
+        return local_path(location) is not None
+    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
+    return urlparse(str(default)).scheme in ("", "file")
+
+
+def tree_at(location: str, spark: SparkSession | None) -> Tree:
+    """The tree at any location, for work on whole folders. Without a session only a local disk can be reached."""
+    return tree_of(storage_at(location, spark))
+
+
+def tree_of(storage: Storage) -> Tree:
+    """The tree at the location of a storage that `storage_at` returned."""
+    if isinstance(storage, LocalStorage):
+        return LocalTree(storage.root)
+    from penstock.storage.hadoop import HadoopStorage, HadoopTree
+
+    assert isinstance(storage, HadoopStorage)
+    return HadoopTree(storage)
+
+
+def task_tree(location: str) -> Tree:
+    """The tree at a location as tasks reach it, for single files: this machine's disk, or what pyarrow can open."""
+    path = local_path(location)
+    if path is not None:
+        return LocalTree(path)
+    from pyarrow.fs import FileSystem
+
+    from penstock.storage.hadoop import ArrowTree
+
+    scheme, _, rest = location.partition("://")
+    address = f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"
+    return ArrowTree(*FileSystem.from_uri(address), address=location)
+
+
+def own_folder(path: Path) -> Path:
+    """Make `path` a folder that only this user can look into, and missing folders above it in the same way. Raises
+    `PermissionError` for a folder of another user or a link to one: its owner could exchange our files."""
+    if not path.parent.exists():
+        own_folder(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        status = path.stat()
+        if status.st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user") from None
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(f"{path} is not a folder") from None
+        if stat.S_IMODE(status.st_mode) & _OTHERS:
+            path.chmod(0o700)
+    return path
+
+
+def create_own(path: Path, flags: int = os.O_EXCL) -> int:
+    """A descriptor for writing a file that only this user can read; never one behind a link."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+
+
+def read_own(path: Path, errors: str = "strict") -> str:
+    """The text of this user's file; root may read any user's. Raises `PermissionError` for a file of another user,
+    `OSError` for a link; `errors` is for bytes that are not UTF-8."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8", errors=errors) as file:
+        if os.geteuid() not in (0, os.fstat(file.fileno()).st_uid):
+            raise PermissionError(f"{path} belongs to another user")
+        return file.read()
+
+
+def read_trusted(path: Path) -> str:
+    """The text of a file that only this user can have written, for what is executed; root is no exception. Raises
+    `PermissionError` otherwise, `OSError` for a link."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"{path} can be written by another user")
+        return file.read()
+
+
+def require_own(folder: Path) -> None:
+    """Raises `AccessDenied` for a folder of another user, who can read and exchange what is in it."""
+    if folder.exists() and (owner := folder.stat().st_uid) != os.geteuid():
+        raise AccessDenied(
+            f"The folder {folder} belongs to user {owner}, and this process runs as user {os.geteuid()}.",
+            safe="nothing was written; the folder is as it was.",
+            to_do="name a folder that does not exist yet or belongs to the user who runs the job, or give it to them.",
+        )
+
+
+@contextlib.contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Holds the lock file `path` alone among all processes of this machine; waits for the process that has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released by closing, also when this process dies
+        yield

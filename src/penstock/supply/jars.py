@@ -31,7 +31,7 @@ from xml.sax.saxutils import quoteattr
 
 from penstock.errors import ConnectorMissing, DevelopmentError
 from penstock.naming import user_cache
-from penstock.storage.private import only_one, own_folder
+from penstock.storage.local import only_one, own_folder
 from penstock.supply.java import find_java
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from penstock.errors import ArchiveMismatch, ConfigurationError
 from penstock.naming import user_cache
-from penstock.storage.private import own_folder
+from penstock.storage.local import own_folder
 
 log = logging.getLogger("penstock")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
-from penstock.storage.private import only_one
+from penstock.storage.local import only_one
 
 _INSTALL_SECONDS = 600.0
 _APT = ("apt-get", "-o", "DPkg::Lock::Timeout=120")

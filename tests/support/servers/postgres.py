@@ -21,7 +21,7 @@ from pathlib import Path
 from penstock.dev.kafka import HOST
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
-from penstock.storage.private import create_own
+from penstock.storage.local import create_own
 from tests.support.servers import packages
 from tests.support.servers.unprivileged import UnprivilegedServer, give
 

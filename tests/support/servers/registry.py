@@ -25,7 +25,7 @@ from urllib.error import HTTPError
 from penstock.dev.kafka import HOST, free_port
 from penstock.errors import DevelopmentError
 from penstock.naming import user_cache
-from penstock.storage.private import only_one
+from penstock.storage.local import only_one
 from penstock.supply.jars import SETTINGS, _ivy_jar
 from penstock.supply.java import find_java
 from tests.support.servers.server import Server

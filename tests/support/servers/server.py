@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 
 from penstock.dev.kafka import free_port
 from penstock.errors import DevelopmentError
-from penstock.storage.private import create_own
+from penstock.storage.local import create_own
 from tests.support.own_time import OwnTime
 from tests.support.servers.processes import end_process
 

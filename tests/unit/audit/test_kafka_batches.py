@@ -13,7 +13,7 @@ import pytest
 from penstock.audit.compare import NO_LONGER, Decided, Part, compare
 from penstock.audit.kafka import KafkaReader, Partition
 from penstock.engine.hashing import finish, hash_rows, values_of
-from penstock.kafka.log import Place, batches
+from penstock.kafka.connections import Place, batches
 from penstock.testing.anomalies import ABORTED, LOST
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20

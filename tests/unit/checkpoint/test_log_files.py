@@ -13,7 +13,7 @@ import pytest
 from penstock.checkpoint import inflight
 from penstock.checkpoint.inflight import LogFile, LogWriter, confirm, make_folder, read_log
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, PreCommitFailed, StorageNotShared
-from penstock.storage.open import task_tree
+from penstock.storage.local import task_tree
 from tests.support.power import Disk
 
 END = b"\xff\xff\xff\xff\0\0\0\0"

@@ -12,8 +12,7 @@ from penstock.checkpoint.layout import unseal
 from penstock.checkpoint.ledger import Ledger
 from penstock.engine.retention import RETAINED_BATCHES, JobFolder, retain_batches
 from penstock.errors import LedgerError
-from penstock.storage.local import LocalStorage, LocalTree
-from penstock.storage.open import tree_of
+from penstock.storage.local import LocalStorage, LocalTree, tree_of
 
 
 class Died(Exception):

@@ -168,7 +168,7 @@ def test_an_epochs_rows_are_shaped_hashed_and_written_by_its_assignment(
     """And the bound follows from the rows of the epoch before."""
     ran: list[Plan] = []
     first = Assignment(SinkScope("job", "out", 3), 7, 1)
-    sink: Any = SimpleNamespace(shape=lambda frame: frame.then("shape"))
+    sink: Any = SimpleNamespace(shape=lambda frame: frame.then("shape"), resolve=lambda kept, after: None)
 
     def with_plain_names(plan: Plan) -> tuple[Plan, list[str]]:
         ran.append(plan.then("names"))

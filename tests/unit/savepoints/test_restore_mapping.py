@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import NotRestorable
-from penstock.savepoints.mapping import Fate, ProgramQuery, RestoreMapping, compare
+from penstock.savepoints.restorable import Fate, ProgramQuery, RestoreMapping, compare
 from penstock.savepoints.savepoint import Kind, SavedQuery, SavedSink, Savepoint
 
 

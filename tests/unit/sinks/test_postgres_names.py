@@ -9,7 +9,7 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.sinks.postgres.connection import Server, mapper
 from penstock.sinks.postgres.dialect import application
 from penstock.sinks.sql import tables as names
-from penstock.sinks.sql.faults import Fault
+from penstock.sinks.sql.dialect import Fault
 
 LARGE = 2**63 - 1
 

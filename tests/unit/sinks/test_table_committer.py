@@ -16,9 +16,8 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull, SystemUnavailable
-from penstock.sinks.tables.columns import types_of
 from penstock.sinks.tables.committer import TableCommitter
-from penstock.sinks.tables.target import Change, History, Known, Target, Written, marker_name, private_folder
+from penstock.sinks.tables.target import Change, History, Known, Target, Written, marker_name, private_folder, types_of
 from penstock.storage.tree import Tree
 from tests.support.fake_sleep import record_pauses, sleeping
 from tests.support.memory_files import MemoryFiles

@@ -19,10 +19,22 @@ from penstock import DeltaSink, IcebergSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, MissingExtra, SchemaMismatch, StorageFull
 from penstock.secrets import without_secrets
-from penstock.sinks.tables.columns import adapt, changed, fit, plain, strict_inside, types_of, widens
 from penstock.sinks.tables.delta import PREFIX, partition_values, statistics, unsupported
 from penstock.sinks.tables.sink import public_address
-from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of, translated
+from penstock.sinks.tables.target import (
+    adapt,
+    changed,
+    data_name,
+    fit,
+    marker_name,
+    parse_marker,
+    plain,
+    strict_inside,
+    token_of,
+    translated,
+    types_of,
+    widens,
+)
 from penstock.sinks.tables.writer import DataFile, by_partition
 from penstock.storage.tree import StagedFile
 

@@ -16,8 +16,8 @@ import pytest
 from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable, TopicRecreated
-from penstock.kafka import consumer_group as group
-from penstock.kafka.consumer_group import GroupPublisher
+from penstock.kafka import connections as group
+from penstock.kafka.connections import GroupPublisher
 from penstock.kafka.settings import for_java, for_librdkafka, split_options
 from penstock.sources.kafka import TUNED, KafkaSource
 

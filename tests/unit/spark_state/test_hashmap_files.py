@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark_state.store_writing import records, snapshot
+from penstock.spark_state.store_rows import records, snapshot
 
 ROWS = st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=40)), max_size=30)
 

@@ -33,7 +33,7 @@ from penstock.naming import user_folder
 from penstock.ops.process import lifeline
 from penstock.processes import is_running, mark
 from penstock.secrets import masked
-from penstock.storage.private import create_own, own_folder, read_own
+from penstock.storage.local import create_own, own_folder, read_own
 from penstock.storage.storage import local_path
 
 log = logging.getLogger("penstock")

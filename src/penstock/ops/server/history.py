@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.ops.process.registry import ID, history_folder, home
 from penstock.ops.server import run_view
-from penstock.storage.private import create_own, own_folder, read_own
+from penstock.storage.local import create_own, own_folder, read_own
 
 log = logging.getLogger("penstock")
 

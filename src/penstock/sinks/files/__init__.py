@@ -17,8 +17,7 @@ from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
 from penstock.sinks.files.encode import COMPRESSIONS, Encoder, LinesEncoder, ParquetEncoder, shape
 from penstock.sinks.files.s3 import UploadCommitter, UploadWriter
 from penstock.sinks.files.text import named_options
-from penstock.storage.local import folder_warnings
-from penstock.storage.open import task_tree
+from penstock.storage.local import folder_warnings, task_tree
 from penstock.storage.s3 import S3Folder, s3_address
 from penstock.storage.tree import full_disk_named
 

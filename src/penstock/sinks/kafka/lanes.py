@@ -12,34 +12,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from penstock.contracts.lanes import (
-    Abort,
-    Begin,
-    Commit,
-    Init,
-    Lane,
-    LaneClient,
-    Mark,
-    Owner,
-    ReadMark,
-    SendMark,
-    SendOpening,
-    parse_record,
-)
-from penstock.contracts.lanes import open_by_driver as opening
+from penstock.contracts import lanes as contract
+from penstock.contracts.lanes import Action, Lane, LaneClient, Mark, Owner, parse_record
+from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.kafka import errors, settings
 from penstock.kafka.connections import describe_topics, librdkafka_admin, until_known
 from penstock.kafka.tokens import for_confluent
+from penstock.sinks.kafka.sink import KafkaSink
 from penstock.spark.session import ensure_login
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.contracts.lanes import Action
-    from penstock.contracts.sink import SinkScope
-    from penstock.sinks.kafka.sink import KafkaSink
 
 _PATIENCE = 90.0  # for one lane, or for all topics
 _LOOK = 10.0  # for all marks
@@ -282,7 +268,6 @@ class KafkaLanes(LaneClient):
                 raise self.refused(error, f"the {what} of topic {name!r}", _PATIENCE) from error
 
     def _java_settings(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Of a task's producer, and of the consumer that reads its lane's marks."""
         given = dict(self._options)
         if "message.max.bytes" in given:
             given["max.request.size"] = given.pop("message.max.bytes")
@@ -307,8 +292,6 @@ class KafkaLanes(LaneClient):
 
 
 class _Opening:
-    """Carries out the steps of one opening of one lane."""
-
     def __init__(self, lanes: KafkaLanes, lane: Lane, begin: Callable[[Mark | None], Mark]) -> None:
         self._lanes, self._lane, self._begin = lanes, lane, begin
         self._key = str(lane).encode()
@@ -328,7 +311,7 @@ class _Opening:
     def run(self, owner: Owner) -> Mark:
         from confluent_kafka import KafkaException
 
-        steps = opening(owner)
+        steps = contract.open_by_driver(owner)
         answer: Any = None
         try:
             while True:
@@ -341,26 +324,26 @@ class _Opening:
 
     def _do(self, action: Action) -> Any:
         match action:
-            case Init():
+            case contract.Init():
                 self._producer, self._open = self._lanes.producer(self._lane), False
                 self._patiently(self._producer.init_transactions)
-            case SendOpening(record):
+            case contract.SendOpening(record):
                 self._producer.begin_transaction()
                 self._open = True
                 self.end = self._send(record.to_bytes())
                 return self.end
-            case ReadMark(end):
+            case contract.ReadMark(end):
                 return self._read(end)
-            case Begin(found):
+            case contract.Begin(found):
                 try:
                     return self._begin(found)
                 except PenstockError as error:
                     return error
-            case SendMark(mark):
+            case contract.SendMark(mark):
                 self._send(mark.to_bytes())
-            case Commit():
+            case contract.Commit():
                 return self._commit()
-            case Abort():
+            case contract.Abort():
                 self._patiently(self._producer.abort_transaction)
                 self._open = False
         return None
@@ -389,7 +372,6 @@ class _Opening:
         return True
 
     def _send(self, value: bytes) -> int:
-        """The record's offset, once the broker has it."""
         from confluent_kafka import KafkaException
 
         sent: list[tuple[Any, int]] = []

@@ -22,9 +22,9 @@ from typing import Any
 from penstock.checkpoint.decision import Committable
 from penstock.deadline import Deadline
 from penstock.errors import PenstockError, SystemUnavailable
+from penstock.kafka import connections as cluster
 from penstock.kafka import errors
-from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, kafka_python
-from penstock.kafka.log import Place, batches, fetch, find_leaders, find_places
+from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, Place, kafka_python
 
 _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 #: No answer; not a code of Kafka's.
@@ -188,7 +188,9 @@ class TransactionClient:
         """Of the coordinators' log; Kafka's default where this user may not ask, or there is no log yet."""
         if not self._log_partitions:
             try:
-                self._log_partitions = len(self._connections.ask(lambda admin: find_leaders(_LOG, admin), deadline))
+                self._log_partitions = len(
+                    self._connections.ask(lambda admin: cluster.find_leaders(_LOG, admin), deadline)
+                )
             except (PenstockError, kafka_python().errors.KafkaError):
                 return _DEFAULT_PARTITIONS
         return self._log_partitions or _DEFAULT_PARTITIONS
@@ -262,14 +264,14 @@ class TransactionClient:
         payload, evidence = committable.payload, Evidence(committable.rows)
         for topic in payload.get("topics", ()):
             try:
-                places = self._connections.ask(partial(find_places, topic), deadline)
+                places = self._connections.ask(partial(cluster.find_places, topic), deadline)
             except (PenstockError, kafka_python().errors.KafkaError) as error:
                 evidence.gaps.append(f"topic {topic} ({type(error).__name__})")
                 continue
             if not places:
                 evidence.gaps.append(f"topic {topic} (it does not exist)")
             for place in places:
-                read = partial(fetch, self._connections, place, deadline=deadline)
+                read = partial(cluster.fetch, self._connections, place, deadline=deadline)
                 if why := _count(place, read, payload, evidence):
                     evidence.gaps.append(f"{topic}-{place.number} ({why})")
         return str(evidence)
@@ -278,7 +280,6 @@ class TransactionClient:
         self._connections.close()
 
     def _find(self, ids: Iterable[str], deadline: Deadline) -> dict[str, int]:
-        """The coordinating broker of each id that has one now."""
         names = list(ids)
         unknown = [name for name in names if name not in self._coordinators]
         if unknown:
@@ -342,7 +343,7 @@ def _pauses(deadline: Deadline) -> Iterable[float]:
 class Evidence:
     """Rows of a transaction that its coordinator has forgotten, by how it ended in their partition; an operator judges.
 
-    Batches and markers of a partition's log (`kafka.log`) outlive the coordinator's memory. A kept producer has ended
+    Batches and markers of a partition's log outlive the coordinator's memory. A kept producer has ended
     many transactions; this one ended after the moment at which it began. Rows removed by retention or compaction leave
     no trace, and brokers' clocks differ, so this evidence is shown and never taken as proof.
     """
@@ -366,7 +367,7 @@ def _count(place: Place, read: Callable[[int], tuple[Any, str]], payload: Mappin
         if answer is None:
             return f"read up to offset {offset}"
         start = offset
-        for batch in batches(answer):
+        for batch in cluster.batches(answer):
             offset = max(offset, batch.last + 1)
             if batch.producer[0] != payload["producer_id"]:
                 continue

@@ -26,15 +26,8 @@ from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import Leftover
 from penstock.deadline import Deadline
 from penstock.errors import SystemUnavailable
-from penstock.sinks.mysql.session import (
-    DUPLICATE,
-    LOCK_TIMEOUT,
-    NO_SUCH_THREAD,
-    XA_UNKNOWN,
-    ServerError,
-    Session,
-    mapper,
-)
+from penstock.sinks.mysql import session as server
+from penstock.sinks.mysql.session import ServerError, Session
 from penstock.sinks.mysql.sink import MySqlSink
 from penstock.sinks.mysql.tables import Names, two_phase_refusal
 from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, leftovers, name_of
@@ -70,7 +63,7 @@ class MySqlDialect(Dialect[Session]):
     def __init__(self, sink: MySqlSink, names: Names) -> None:
         self.sink, self.names = sink, names
         self.generation = names.generation
-        self.mapper = mapper(sink.where, names.table)
+        self.mapper = server.mapper(sink.where, names.table)
         self._markers, self._sinks = names.quoted(MARKERS), names.quoted(SINKS)
         self._others: dict[tuple[str, str], MySqlDialect] = {}
 
@@ -227,7 +220,7 @@ class MySqlDialect(Dialect[Session]):
         try:
             session.execute(f"XA ROLLBACK {self.names.xid(writer)}")
         except ServerError as error:
-            if error.code != XA_UNKNOWN:
+            if error.code != server.XA_UNKNOWN:
                 raise
             return False
         return True
@@ -249,7 +242,7 @@ class MySqlDialect(Dialect[Session]):
         try:
             self.insert(connection, name_of(committable), epoch, committable.payload["at"])
         except ServerError as error:
-            if error.code != DUPLICATE:
+            if error.code != server.DUPLICATE:
                 raise
             # Not a constraint violation: another driver has just committed the move; the next try finds that out.
             raise ServerError(0, f"{name_of(committable)} was moved meanwhile") from error
@@ -289,7 +282,6 @@ class MySqlDialect(Dialect[Session]):
             log.warning("the next sweep drops staging tables of %s: %s", self.names.table, error.text)
 
     def _drop(self, session: Session, tables: Collection[str]) -> None:
-        """Drop staging tables, and end connections that still write into them."""
         if not tables:
             return
         statement = f"DROP TABLE IF EXISTS {', '.join(self.names.quoted(table) for table in sorted(tables))}"
@@ -297,7 +289,7 @@ class MySqlDialect(Dialect[Session]):
         try:
             session.execute(statement)
         except ServerError as error:
-            if error.code != LOCK_TIMEOUT:
+            if error.code != server.LOCK_TIMEOUT:
                 raise
             for connection, running in session.query(
                 "SELECT id, info FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND info IS NOT NULL"
@@ -320,7 +312,7 @@ def _kill(session: Session, connection: int) -> None:
     try:
         session.execute(f"KILL CONNECTION {int(connection)}")
     except ServerError as error:
-        if error.code != NO_SUCH_THREAD:
+        if error.code != server.NO_SUCH_THREAD:
             raise
 
 

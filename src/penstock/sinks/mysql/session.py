@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import errors
 from penstock.deadline import Deadline
-from penstock.sinks.sql.faults import ErrorMapper, Fault, Rule
+from penstock.sinks.sql.dialect import ErrorMapper, Fault, Rule
 
 if TYPE_CHECKING:
     from penstock.sinks.mysql.sink import MySqlSink

@@ -16,7 +16,7 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import ConfigurationError, SchemaMismatch, TableMissing
 from penstock.sinks.mysql.session import ALLOW_LOADING, SYSTEM, ServerError, Session
 from penstock.sinks.mysql.types import column_type, refusal
-from penstock.sinks.sql.faults import NOTHING_VISIBLE
+from penstock.sinks.sql.dialect import NOTHING_VISIBLE
 from penstock.sinks.sql.tables import Column, compare, digest, label, numbers_in, quoted, staging_prefix
 
 if TYPE_CHECKING:

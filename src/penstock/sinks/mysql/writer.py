@@ -100,7 +100,6 @@ class MySqlWriter(Writer):
         session.execute(f"XA ROLLBACK {self._names.xid(self.name)}")
 
     def _flush(self) -> None:
-        """Returns when all rows so far are in the table."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if not waiting:
             return

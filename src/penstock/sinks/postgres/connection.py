@@ -18,8 +18,7 @@ from urllib.parse import parse_qsl, unquote
 from penstock import errors
 from penstock.deadline import Deadline
 from penstock.secrets import hide, is_secret
-from penstock.sinks.sql.dialect import MARKERS, SINKS
-from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule
+from penstock.sinks.sql.dialect import MARKERS, NO_CODE, SINKS, ErrorMapper, Fault, Rule
 from penstock.sinks.sql.tables import check_length, quoted
 
 #: The server's time in microseconds, at which the transaction began.

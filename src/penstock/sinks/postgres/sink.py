@@ -152,7 +152,6 @@ class PostgresSink(TwoPhaseSink):
             line.ask(f"{new} {values} ON CONFLICT DO NOTHING", prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
-        """Create the table or compare it with the rows."""
         from penstock.sinks.postgres import tables
 
         identity = (*self._identity, schema.json())

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, TableMissing
 from penstock.sinks.postgres.connection import Place, mapper
+from penstock.sinks.postgres.sink import PostgresSink
 from penstock.sinks.postgres.types import PgColumn, Route, column_type, refusal
 from penstock.sinks.sql.tables import compare, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from penstock.contracts.sink import CheckContext
-    from penstock.sinks.postgres.sink import PostgresSink
 
 #: A statement with `$1` parameters, run; its rows. Both clients are brought into this form.
 Ask = Callable[..., list[tuple[Any, ...]]]

@@ -18,7 +18,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,13 +28,10 @@ from penstock.errors import DataError, EpochError, PenstockError, SchemaMismatch
 from penstock.sinks.postgres import tables
 from penstock.sinks.postgres.connection import SETTINGS, SYSTEM, Server, client, is_on_a_key, same_key
 from penstock.sinks.postgres.dialect import PostgresDialect, application
+from penstock.sinks.postgres.sink import PostgresSink
 from penstock.sinks.postgres.types import Route, Unstorable, route
-from penstock.sinks.sql.dialect import NOTHING, payload_of
-from penstock.sinks.sql.faults import Fault
+from penstock.sinks.sql.dialect import NOTHING, Fault, payload_of
 from penstock.sinks.sql.tables import literal, numbers_in, quoted, require_values, staging_name, writer_name
-
-if TYPE_CHECKING:
-    from penstock.sinks.postgres.sink import PostgresSink
 
 #: A writer's last read of its fence must see the newest value, whatever the server's default is.
 _ISOLATION = "ISOLATION LEVEL READ COMMITTED"
@@ -142,7 +139,6 @@ class _Pool:
                 _close(connection)
 
     def take(self, where: str) -> Any:
-        """A connection inside a new transaction."""
         while (connection := self._next(where)) is not None:
             try:
                 return _begun(connection)

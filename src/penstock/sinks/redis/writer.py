@@ -21,13 +21,13 @@ from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueToo
 from penstock.sinks.files.commit import attempt_name
 from penstock.sinks.files.text import LOSSLESS, digits_of, is_nested, keys_as_text, refuse_keys
 from penstock.sinks.redis import client
+from penstock.sinks.redis.sink import RedisSink
 from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-    from penstock.sinks.redis.sink import RedisSink
 
 #: Limits of one script and one command: some ten milliseconds in which Redis serves no other client.
 ELEMENTS_AT_ONCE = 16_000

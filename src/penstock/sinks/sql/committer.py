@@ -376,7 +376,6 @@ class SqlCommitter(Committer, Generic[C]):
             )
 
     def _set_up(self, connection: C) -> None:
-        """Settle the mode, and create the sink's own tables if need be."""
         with self._setting_up:
             if not self._is_set_up:
                 self._mode = self._mode or self._dialect.mode(connection)

@@ -37,19 +37,8 @@ from penstock.deadline import Deadline, beside
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
-from penstock.sinks.tables.columns import changed
-from penstock.sinks.tables.target import (
-    Change,
-    History,
-    Known,
-    Target,
-    Written,
-    marked_position,
-    marked_values,
-    marker_name,
-    parse_marker,
-    private_folder,
-)
+from penstock.sinks.tables import target as targets
+from penstock.sinks.tables.target import Change, History, Known, Target, Written
 from penstock.storage.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -189,7 +178,7 @@ class TableCommitter(Committer):
     def _misfit(self, committable: Committable, known: Known) -> str | None:
         if tuple(committable.payload["partition_by"]) != known.partition_by:
             return "the table is partitioned otherwise than when the rows were written"
-        return changed(committable.payload["columns"], known.schema)
+        return targets.changed(committable.payload["columns"], known.schema)
 
     def _altered(self, committable: Committable, storage: Tree) -> str | None:
         for file in committable.payload["files"]:
@@ -209,7 +198,9 @@ class TableCommitter(Committer):
         storage = self._target.storage(known)
         with contextlib.closing(storage.open(file["name"])) as stream:
             metadata = pq.read_metadata(stream)
-        values = marked_values(storage.read(self._marker(committable.payload["generation"], file["name"])), known)
+        values = targets.marked_values(
+            storage.read(self._marker(committable.payload["generation"], file["name"])), known
+        )
         return self._target.describe(known, Written(file["name"], file["bytes"], metadata, values))
 
     def _forget(self, committables: Sequence[Committable], outcomes: Mapping[int, Outcome], known: Known) -> None:
@@ -222,7 +213,7 @@ class TableCommitter(Committer):
                         storage.remove(self._marker(committable.payload["generation"], file["name"]))
 
     def _marker(self, generation: int, name: str) -> str:
-        return marker_name(SinkScope(self._scope.job, self._scope.uid, generation), name)
+        return targets.marker_name(SinkScope(self._scope.job, self._scope.uid, generation), name)
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         if not committables:
@@ -245,10 +236,10 @@ class TableCommitter(Committer):
                 return 0
             storage = self._target.storage(known)
             dangling = []
-            for name in storage.file_names(private_folder(self._scope)):
-                parsed = parse_marker(name)
+            for name in storage.file_names(targets.private_folder(self._scope)):
+                parsed = targets.parse_marker(name)
                 if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
-                    position = marked_position(storage, f"{private_folder(self._scope)}/{name}")
+                    position = targets.marked_position(storage, f"{targets.private_folder(self._scope)}/{name}")
                     dangling.append(_Dangling(name, *parsed, position))
             return self._sweep(dangling, known, deadline) if dangling else 0
 
@@ -274,7 +265,7 @@ class TableCommitter(Committer):
             if file in undecided:
                 self._remove(file.name, file.generation, known)
             else:  # committed, with only its marker left; or older than the history, then vacuum removes it
-                storage.remove(f"{private_folder(self._scope)}/{file.marker}")
+                storage.remove(f"{targets.private_folder(self._scope)}/{file.marker}")
         return len({file.token for file in undecided})
 
     def _remove(self, name: str, generation: int, known: Known) -> None:

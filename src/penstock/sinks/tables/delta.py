@@ -32,9 +32,9 @@ from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError
 from penstock.sinks.files import is_local
 from penstock.sinks.files.encode import leaves
-from penstock.sinks.tables.columns import VARCHAR, check_partitions, strict_inside, varchar_length
+from penstock.sinks.tables import target as targets
 from penstock.sinks.tables.sink import public_address
-from penstock.sinks.tables.target import Change, History, Known, Target, Written, has_bounds, token_of
+from penstock.sinks.tables.target import Change, History, Known, Target, Written
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ObjectTree
 from penstock.storage.local import LocalTree
@@ -104,7 +104,6 @@ class DeltaTarget(Target):
             return ""  # cleaned up or dropped: load the table again
 
     def _refuse(self, schema: pa.Schema) -> None:
-        """Raise for features that an append of plain Parquet files would break."""
         table = self._table
         protocol, settings = table.protocol(), table.metadata().configuration
         problems = unsupported(protocol.min_writer_version, protocol.writer_features or ())
@@ -114,9 +113,9 @@ class DeltaTarget(Target):
         for name, key, value in _notes(json.loads(table.schema().to_json()), ()):
             if key.startswith(_RULES):
                 problems.append(f"its column {'.'.join(name)!r} has the rule {key}")
-            elif key == VARCHAR and not (len(name) == 1 and varchar_length(value)):
+            elif key == targets.VARCHAR and not (len(name) == 1 and targets.varchar_length(value)):
                 problems.append(f"its column {'.'.join(name)!r} is {value}, a length that only Spark enforces")
-        problems += [f"its column {name!r} has parts that may not be null" for name in strict_inside(schema)]
+        problems += [f"its column {name!r} has parts that may not be null" for name in targets.strict_inside(schema)]
         if problems:
             raise ConfigurationError(
                 f"{self.where} needs more than appended data files: {'; '.join(problems)}.",
@@ -125,7 +124,7 @@ class DeltaTarget(Target):
             )
 
     def create(self, schema: pa.Schema) -> None:
-        check_partitions(self._partition_by, schema, self.where)
+        targets.check_partitions(self._partition_by, schema, self.where)
         with self.translate_errors():
             try:
                 deltalake.DeltaTable.create(
@@ -167,7 +166,7 @@ class DeltaTarget(Target):
                 except FileNotFoundError:
                     return History(frozenset(added), frozenset(swept), complete=False)
                 for action in map(json.loads, filter(bytes.strip, entry.splitlines())):
-                    token = token_of(action["add"]["path"]) if "add" in action else None
+                    token = targets.token_of(action["add"]["path"]) if "add" in action else None
                     if token:
                         added.add(token)
                     swept.update(action.get("commitInfo", {}).get(_SWEPT, ()))
@@ -319,7 +318,7 @@ def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
         nulls += stats.null_count
         if stats.null_count == chunk.num_values:
             continue
-        if not has_bounds(stats):
+        if not targets.has_bounds(stats):
             low, high = [None], [None]
             break
         low.append(stats.min)

@@ -20,33 +20,17 @@ import pyarrow as pa
 from pyarrow.parquet import FileMetaData
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.io.pyarrow import (
-    MetricModeTypes,
-    MetricsMode,
-    PyArrowFile,
-    PyArrowFileIO,
-    compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
-    parquet_path_to_id_mapping,
-    schema_to_pyarrow,
-)
+from pyiceberg.io import pyarrow as parquet
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION
 from pyiceberg.typedef import Record
 
 from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError
-from penstock.sinks.tables.columns import check_partitions, strict_inside
+from penstock.sinks.tables import target as targets
 from penstock.sinks.tables.iceberg_mark import Pages, mark_in
-from penstock.sinks.tables.target import (
-    Change,
-    History,
-    Known,
-    Target,
-    Written,
-    has_bounds,
-    private_folder,
-)
+from penstock.sinks.tables.target import Change, History, Known, Target, Written
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.hadoop import ArrowTree, ObjectTree
 from penstock.storage.local import LocalTree
@@ -73,7 +57,7 @@ class IcebergTarget(Target):
         self._name, self._catalog_name, self._partition_by = table, catalog, partition_by
         self.options = dict(properties)
         self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
-        self._pages = Pages(self._tree, private_folder(scope, "taken") if scope is not None else "")
+        self._pages = Pages(self._tree, targets.private_folder(scope, "taken") if scope is not None else "")
         self.where = f"Iceberg table {table} of catalog {catalog}"
         self._table: Any = None
         self._trees: dict[str, Tree] = {}
@@ -89,12 +73,12 @@ class IcebergTarget(Target):
 
     def _known(self) -> Known:
         table, metadata = self._table, self._table.metadata
-        schema = schema_to_pyarrow(table.schema())
+        schema = parquet.schema_to_pyarrow(table.schema())
         by = [table.schema().find_column_name(field.source_id) for field in table.spec().fields]
         reasons = [f"it is partitioned by {f}" for f in table.spec().fields if str(f.transform) != "identity"]
         if metadata.format_version > SUPPORTED_TABLE_FORMAT_VERSION:
             reasons.append(f"it is of format {metadata.format_version}, which this pyiceberg cannot write")
-        reasons += [f"its column {name!r} has parts that may not be null" for name in strict_inside(schema)]
+        reasons += [f"its column {name!r} has parts that may not be null" for name in targets.strict_inside(schema)]
         if reasons:
             raise ConfigurationError(
                 f"{self.where} needs more than appended data files: {'; '.join(reasons)}.",
@@ -113,7 +97,7 @@ class IcebergTarget(Target):
         return mark_in(self._table.metadata.properties, self._mark)
 
     def create(self, schema: pa.Schema) -> None:
-        check_partitions(self._partition_by, schema, self.where)
+        targets.check_partitions(self._partition_by, schema, self.where)
         space = self._name.rpartition(".")[0]
         with self.translate_errors():
             catalog = self._catalog
@@ -149,9 +133,12 @@ class IcebergTarget(Target):
 
     def describe(self, known: Known, file: Written) -> DataFile:
         schema, metadata = self._table.schema(), self._table.metadata
-        ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, metadata.properties)
+        ids, plan = (
+            parquet.parquet_path_to_id_mapping(schema),
+            parquet.compute_statistics_plan(schema, metadata.properties),
+        )
         for path in _without_bounds(file.metadata) & ids.keys():
-            plan[ids[path]] = replace(plan[ids[path]], mode=MetricsMode(MetricModeTypes.COUNTS))
+            plan[ids[path]] = replace(plan[ids[path]], mode=parquet.MetricsMode(parquet.MetricModeTypes.COUNTS))
         values = ((value - _EPOCH_DAY).days if isinstance(value, date) else value for value in file.values)
         return DataFile.from_args(
             content=DataFileContent.DATA,
@@ -163,7 +150,7 @@ class IcebergTarget(Target):
             spec_id=metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict(),
+            **parquet.data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict(),
         )
 
     def history(self, since: Mapping[str, Any]) -> History:
@@ -229,7 +216,7 @@ def _without_bounds(metadata: FileMetaData) -> set[str]:
         for group in range(metadata.num_row_groups)
         for number in range(metadata.num_columns)
     )
-    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not has_bounds(chunk.statistics)}
+    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not targets.has_bounds(chunk.statistics)}
 
 
 class SyncedFileIO(PyArrowFileIO):

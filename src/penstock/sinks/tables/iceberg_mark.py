@@ -73,7 +73,6 @@ class Pages:
                     tree.remove(f"{self._folder}/{name}")
 
     def _entries(self, mark: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """The pages, newest first, as far as there are any."""
         while "page" in mark and (page := self._read(mark)) is not None:
             yield page
             mark = page["before"]

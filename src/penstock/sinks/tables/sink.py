@@ -45,7 +45,7 @@ class TableSink(TwoPhaseSink):
             )
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        from penstock.sinks.tables.columns import check_partitions, of_frame
+        from penstock.sinks.tables.target import check_partitions, of_frame
 
         check_partitions(self.partition_by, of_frame(frame, self.forbidden, self.describe()), self.describe())
         return frame

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +18,9 @@ import pyarrow.compute as pc
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed
 from penstock.sinks.files.encode import ParquetEncoder, leaves
-from penstock.sinks.tables.columns import adapt, check_partitions, fit, plain, types_of
-from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_body, marker_name
-
-if TYPE_CHECKING:
-    from penstock.storage.tree import StagedFile
+from penstock.sinks.tables import target as targets
+from penstock.sinks.tables.target import Known, Target, Written
+from penstock.storage.tree import StagedFile
 
 #: Bytes that all open files of a writer may buffer before their row groups are written.
 BUFFER_BYTES = 256 << 20
@@ -44,7 +42,7 @@ class TableWriter(Writer):
             if self._plan is None:
                 self._plan = self._begin(batch.schema)
             known, columns = self._plan
-            rows = adapt(batch, columns, self._target.where)
+            rows = targets.adapt(batch, columns, self._target.where)
             for values, part in by_partition(rows, known.partition_by):
                 self._put(values, part.select(self._stored(known, columns)))
             if sum(file.buffered for file in self._open.values()) > BUFFER_BYTES:
@@ -55,15 +53,15 @@ class TableWriter(Writer):
         hint = self._scope.hints.get("table")
         known = Known.from_json(hint) if hint else self._target.look()
         if known is None and self._create:
-            self._target.create(plain(schema))
+            self._target.create(targets.plain(schema))
             known = self._target.look()
         if known is None:
             raise PreCommitFailed(
                 f"{self._target.where} does not exist any more.",
                 to_do="create the table again, or let the sink create it.",
             )
-        columns = fit(schema, known.schema, self._target.where)
-        check_partitions(known.partition_by, columns, self._target.where)
+        columns = targets.fit(schema, known.schema, self._target.where)
+        targets.check_partitions(known.partition_by, columns, self._target.where)
         self._storage = self._target.storage(known)
         return known, columns
 
@@ -93,16 +91,18 @@ class TableWriter(Writer):
                 f"{self._target.where} is partitioned: tables cannot distinguish it from null.",
                 to_do="turn empty text into null or into a word, for example with nullif.",
             )
-        name = data_name(self._scope, self._token, len(self._names))
+        name = targets.data_name(self._scope, self._token, len(self._names))
         self._names.append(name)
-        self._storage.write_durably(marker_name(self._scope.sink, name), marker_body(known.position, values))
+        self._storage.write_durably(
+            targets.marker_name(self._scope.sink, name), targets.marker_body(known.position, values)
+        )
         stored = pa.schema([columns.field(column) for column in self._stored(known, columns)])
         return DataFile(name, self._storage.stage(name), stored, self._compression, values)
 
     def _finish(self, file: DataFile) -> None:
         try:
             written = file.finish()
-            if self._storage.size(marker_name(self._scope.sink, file.name)) is None:
+            if self._storage.size(targets.marker_name(self._scope.sink, file.name)) is None:
                 raise FileNotFoundError(file.name)
         except FileNotFoundError as error:
             file.discard()
@@ -126,7 +126,7 @@ class TableWriter(Writer):
             "token": self._token,
             "generation": self._scope.sink.generation,
             "position": dict(known.position),
-            "columns": types_of(columns),
+            "columns": targets.types_of(columns),
             "partition_by": list(known.partition_by),
             # No statistics and no partition values: the ledger holds no row's values. See `TableCommitter._described`.
             "files": [{"name": file.name, "bytes": file.size} for file in self._done],
@@ -140,7 +140,7 @@ class TableWriter(Writer):
         for name in self._names:
             with contextlib.suppress(OSError):
                 self._storage.remove(name)
-                self._storage.remove(marker_name(self._scope.sink, name))
+                self._storage.remove(targets.marker_name(self._scope.sink, name))
 
 
 class DataFile(ParquetEncoder):

@@ -91,8 +91,7 @@ class WriteAheadSink(TwoPhaseSink):
         )
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.storage.local import folder_warnings
-        from penstock.storage.open import task_tree
+        from penstock.storage.local import folder_warnings, task_tree
         from penstock.storage.storage import local_path
 
         path = local_path(self.log)

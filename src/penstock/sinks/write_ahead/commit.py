@@ -35,13 +35,13 @@ from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_part
 from penstock.sinks.files.commit import Receipts, attempt_name, label, numbers_in
-from penstock.storage.open import task_tree
+from penstock.sinks.write_ahead import WriteAheadSink
+from penstock.storage.local import task_tree
 from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.sinks.write_ahead import WriteAheadSink
 
 log = logging.getLogger(__name__)
 
