@@ -63,6 +63,9 @@ class WithAside:
         shaped = self.sink.shape(frame.drop(*TRACE))
         return traced(shaped, self.aside.topic) if frame.isStreaming or TRACE[0] in frame.columns else shaped
 
+    def resolve(self, kept: None, after: None) -> None:
+        self.sink.resolve(kept, after)
+
 
 def with_aside(sinks: Mapping[str, TwoPhaseSink], uid: str, aside: Aside | None) -> Any:
     return sinks[uid] if aside is None else WithAside(sinks[uid], aside, sinks[aside.uid])

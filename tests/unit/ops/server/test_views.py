@@ -137,7 +137,7 @@ def test_its_epochs(asked: Any) -> None:
     assert ([epoch["epoch"] for epoch in body["epochs"]], body["more"]) == ([2, 1], False)
     assert set(body["epochs"][0]) == {
         "query", "epoch", "generation", "outcome", "mode", "opened", "ended", "phases", "total_ms", "rows", "bytes",
-        "sinks", "state_rows", "state_bytes", "inflight_bytes", "slowest", "skew", "why",
+        "sinks", "state_rows", "state_bytes", "inflight_bytes", "slowest", "skew", "why", "sums",
     }  # fmt: skip
     for bad in ("limit=x", "before=-1", "before=1.5", f"limit={'9' * 30}"):
         assert asked(f"/penstock/v1/runs/RUN/epochs?{bad}")[0] == 400
