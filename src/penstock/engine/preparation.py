@@ -132,11 +132,12 @@ class EpochOutputs:
                 raise fault from error
             raise
         self.committables.extend(committable(uid, answer) for answer in answers)
-        refused = [{**answer, **answer["aside"]} for answer in answers if answer.get("aside", {}).get("rows")]
-        if aside is not None and self._attempt.replay is None:
-            rows = sum(answer["rows"] for answer in (*answers, *refused))
-            aside.check(self.epoch, sum(answer["rows"] for answer in refused), rows)
-        self.committables.extend(committable(f"{uid}.aside", answer) for answer in refused)
+        if aside is not None:
+            refused = [{**answer, **answer["aside"]} for answer in answers if answer.get("aside", {}).get("rows")]
+            if self._attempt.replay is None:
+                rows = sum(answer["rows"] for answer in (*answers, *refused))
+                aside.check(self.epoch, sum(answer["rows"] for answer in refused), rows)
+            self.committables.extend(committable(aside.uid, answer) for answer in refused)
         self.strays = self.strays or left_strays(answers, frame.sparkSession.sparkContext)
 
     def execute_rest(self) -> None:
@@ -147,7 +148,7 @@ class EpochOutputs:
 
 def write_as_it_is(uid: str, aside: Aside | None = None) -> Body:
     """The body of a query that writes its rows into sink `uid`, and does nothing else."""
-    return lambda frame, outputs: outputs.write(frame, uid, *([aside] if aside else []))
+    return lambda frame, outputs: outputs.write(frame, uid, aside)
 
 
 class Epoch:

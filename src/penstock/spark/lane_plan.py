@@ -223,12 +223,12 @@ def traced(frame: DataFrame, topic: str | None) -> DataFrame:
         if {"topic", "partition", "offset"} <= set(rows.columns) and _kind(leaf) == "StreamingRelationV2":
             at = f.shiftleft(f.col("partition").cast("bigint"), 48).bitwiseOR(f.col("offset"))
             name = f.col("topic") if topic is None else f.lit(None).cast("string")
-        return rows.select("*", at.alias(TRACE[0]), name.alias(TRACE[1]))._jdf.queryExecution().analyzed()
+        return analysed(rows.select("*", at.alias(TRACE[0]), name.alias(TRACE[1])))
 
     try:
         walk = _Walk(spark, "", stream)
         walk.carried, walk.real_time = len(TRACE), False
-        return _frame(spark, walk.run(frame._jdf.queryExecution().analyzed()))
+        return _frame(spark, walk.run(analysed(frame)))
     except RealTimeRefused:  # it aggregates, joins two streams, or hands rows to a function as it likes
         return frame
 
@@ -269,7 +269,7 @@ def losing_options(frame: DataFrame) -> list[tuple[str, str]]:
 
 def row_changes(frame: DataFrame) -> tuple[str, bool]:
     """The first operator that makes no row, or several, of one; and whether one leaves rows out."""
-    nodes, filters = [frame._jdf.queryExecution().analyzed()], False
+    nodes, filters = [analysed(frame)], False
     while nodes:
         node = nodes.pop()
         children, name = items(node.children()), _kind(node)
